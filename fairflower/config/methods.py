@@ -167,11 +167,15 @@ class ModelSpec(Spec):
     @property
     def pretrained(self) -> bool:
         """Whether the network supports ``model.weights``: it has a parameter ``weights``."""
+        return self.takes("weights")
+
+    def takes(self, name: str) -> bool:
+        """Return whether the network has a parameter that is no argument of ``model.name``."""
         try:
-            weights = inspect.signature(self.factory).parameters.get("weights")
+            found = inspect.signature(self.factory).parameters.get(name)
         except ValueError:  # the function is not written in Python
             return False
-        return weights is not None and weights.kind is not weights.KEYWORD_ONLY
+        return found is not None and found.kind is not found.KEYWORD_ONLY
 
     def check_fit(self, kind: str, task: Any = None) -> None:
         """Raise ``ConfigError`` if the model does not fit the kind of examples, or the task.

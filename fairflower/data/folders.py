@@ -383,7 +383,7 @@ class OwnImages(ClassFolders):
         folders = folders_in(self.folder)
         if not folders:
             raise DataError(f"{self.folder} has no subfolders. Expected {self.content} in it.")
-        return _encodable(p.name for p in ([self.folder] if self._single else folders))
+        return encodable(p.name for p in ([self.folder] if self._single else folders))
 
     def place(self, domain: str) -> Path:
         return self.folder if self._single else self.folder / domain
@@ -419,7 +419,7 @@ class DomainImageFolder(OwnImages):
     ) -> None:
         super().__init__(config, bits)
         names = ((d, (p.name for p in folders_in(self.place(d)))) for d in self.domains)
-        held = {domain: set(_encodable(classes)) for domain, classes in names}
+        held = {domain: set(encodable(classes)) for domain, classes in names}
         self.classes = tuple(sorted(set().union(*held.values())))
         files.check_twins(f"{self.folder}: the classes", held, "Rename their folders")
 
@@ -474,7 +474,7 @@ class OwnFiles(DataSet):
     def all_domains(self) -> Sequence[str]:
         """Return the names of the files, sorted, without hidden files, which macOS writes."""
         paths = self.folder.glob(f"*{self.suffix}")
-        names = sorted(_encodable(p.stem for p in paths if not p.name.startswith(".")))
+        names = sorted(encodable(p.stem for p in paths if not p.name.startswith(".")))
         if not names:
             raise DataError(f"{self.folder} has no {self.suffix} file. Expected {self.content}.")
         return names
@@ -545,7 +545,7 @@ class DomainNpzFolder(OwnFiles, SplitFiles):
         return file.values(setting, name, split)
 
 
-def _encodable(names: Iterable[str]) -> list[str]:
+def encodable(names: Iterable[str]) -> list[str]:
     """Return the names; raise ``DataError`` for a name that UTF-8 cannot encode."""
     for name in (names := list(names)):
         if name.encode(errors="replace").decode() != name:

@@ -148,7 +148,8 @@ def _phone(ink: Values, rng: np.random.Generator) -> Values:
     middle = (np.cos(angle) + np.sin(angle)) / 2
     shadow: Values = 1 - depth / (1 + np.exp(-12 * (across - middle - edge)))
     paper = 0.8 + 0.1 * _clouds(count, 4, rng) - lines - 0.35 * _blurred(ink, 1)
-    return paper * shadow + rng.normal(0, 0.02, ink.shape)
+    scan: Values = paper * shadow + rng.normal(0, 0.02, ink.shape)
+    return scan
 
 
 _SCANNERS: dict[str, Callable[[Values, np.random.Generator], Values]] = {

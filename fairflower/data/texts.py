@@ -42,19 +42,8 @@ _SPLITS = ("test", "train")
 ROW_BYTES = 200
 
 
-class TextSet(TokenSet):
-    """A data set whose examples are texts; a subclass defines `texts`.
-
-    The ``tokenizer`` ``hash`` (default) maps each word or punctuation mark, and each character of
-    scripts without spaces such as Chinese and Japanese, to an id from 1 to 4095, by the CRC-32 of
-    its composed lower-case form. No vocabulary has to be collected from clients, but words may
-    share an id. Any other value is a folder with a tokenizer from transformers, or its name on the
-    Hugging Face Hub, for example that of the network ``hf:NAME``. It needs a padding token. Nothing
-    is downloaded.
-
-    ``length`` is the number of tokens per text, by default 64. Longer texts are truncated, and
-    shorter texts are padded with zeros.
-    """
+class TokenizedSet(TokenSet):
+    """A data set of texts with a tokenizer, the arguments of which are those of `TextSet`."""
 
     def __init__(
         self,
@@ -66,6 +55,37 @@ class TextSet(TokenSet):
         super().__init__(config)
         self.tokenizer, self.length = tokenizer, length
 
+    @property
+    def vocabulary(self) -> int:  # type: ignore[override]
+        """Number of token ids."""
+        return self.encoder.vocabulary
+
+    @property
+    def padding(self) -> int:
+        """Id of the tokenizer's padding token, which is 0 in the examples."""
+        return self.encoder.padding
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The tokenizer."""
+        return BUILT_IN.get(self.tokenizer) or _of_transformers(self.tokenizer)
+
+
+class TextSet(TokenizedSet):
+    """A data set whose examples are texts; a subclass defines `texts`.
+
+    The ``tokenizer`` ``hash`` (default) maps each word or punctuation mark, and each character of
+    scripts without spaces such as Chinese and Japanese, to an id from 1 to 4095, by the CRC-32 of
+    its composed lower-case form. No vocabulary has to be collected from clients, but words may
+    share an id. ``bytes`` maps each byte of the text in UTF-8 to its value plus 1, so there are 257
+    ids. Any other value is a folder with a tokenizer from transformers, or its name on the
+    Hugging Face Hub, for example that of the network ``hf:NAME``. It needs a padding token. Nothing
+    is downloaded.
+
+    ``length`` is the number of tokens per text, by default 64. Longer texts are truncated, and
+    shorter texts are padded with zeros.
+    """
+
     @abstractmethod
     def texts(self, domain: str, split: str, rows: Ints) -> Sequence[str]:
         """Return the texts of these rows."""
@@ -75,31 +95,17 @@ class TextSet(TokenSet):
         files.check_memory(size, 8 * len(rows) * self.length, "Lower length (texts:length=64).")
         ids = np.zeros((len(rows), self.length), np.int64)
         for row, text in zip(ids, self.texts(domain, split, rows), strict=True):
-            found = self._encoder.encode(text)[: self.length]
+            found = self.encoder.encode(text, self.length)[: self.length]
             row[: len(found)] = found
         return ids
 
-    @property
-    def vocabulary(self) -> int:  # type: ignore[override]
-        """Number of token ids."""
-        return self._encoder.vocabulary
-
-    @property
-    def padding(self) -> int:
-        """Id of the tokenizer's padding token, which is 0 in the examples."""
-        return self._encoder.padding
-
-    @cached_property
-    def _encoder(self) -> _Encoder:
-        if self.tokenizer == "hash":
-            return _Encoder(HASH_VOCABULARY, hash_tokens)
-        return _of_transformers(self.tokenizer, self.length)
-
 
 @dataclass(frozen=True)
-class _Encoder:
+class Encoder:
+    """A tokenizer: its number of ids, and the ids of a text and at most how many are needed."""
+
     vocabulary: int
-    encode: Callable[[str], Sequence[int] | Ints]
+    encode: Callable[[str, int | None], Sequence[int] | Ints]
     padding: int = 0
 
 
@@ -113,7 +119,24 @@ def hash_tokens(text: str) -> list[int]:
     return [1 + zlib.crc32(word.encode()) % (HASH_VOCABULARY - 1) for word in words]
 
 
-def _of_transformers(name: str, length: int) -> _Encoder:
+def byte_tokens(text: str, length: int | None = None) -> Ints:
+    """Return an id from 1 to 256 for each byte of a text in UTF-8.
+
+    >>> byte_tokens("é!").tolist()
+    [196, 170, 34]
+    """
+    data = text.encode()[:length]
+    return np.frombuffer(data, np.uint8).astype(np.int64) + 1
+
+
+#: Tokenizers of this package by name.
+BUILT_IN = {
+    "hash": Encoder(HASH_VOCABULARY, lambda text, _: hash_tokens(text)),
+    "bytes": Encoder(257, byte_tokens),
+}
+
+
+def _of_transformers(name: str) -> Encoder:
     """Load a tokenizer from transformers, and give its padding token the id 0."""
     require("hf", f"The tokenizer {name!r}")
     from transformers import AutoTokenizer
@@ -139,13 +162,13 @@ def _of_transformers(name: str, length: int) -> _Encoder:
             "network's config.json to the same token's id."
         )
 
-    def encode(text: str) -> Ints:
-        ids = made(text, truncation=True, max_length=length)["input_ids"]
+    def encode(text: str, length: int | None = None) -> Ints:
+        ids = made(text, truncation=length is not None, max_length=length, verbose=False)
         from fairflower.arrays import swap_padding  # late: it imports Flower
 
-        return swap_padding(np.array(ids, np.int64), pad)  # type: ignore[no-any-return]
+        return swap_padding(np.array(ids["input_ids"], np.int64), pad)  # type: ignore[no-any-return]
 
-    return _Encoder(len(made), encode, pad)
+    return Encoder(len(made), encode, pad)
 
 
 #: "text", "label", "split" if the file has it, or a setting that names a column -> split -> values.

@@ -32,15 +32,17 @@ class Model(nn.Module):
     A constructor gets the number of outputs, such as classes, and the shape of an example:
     (channels, height, width) for an image, (D,) for D features, or (vocabulary, length) for token
     ids from 0 to vocabulary - 1. If it has a parameter ``weights``, it also gets the setting
-    ``model.weights``, unless this is empty. A function that builds a network may have the same
-    attributes.
+    ``model.weights``, unless this is empty; if it has a parameter ``output``, it also gets the
+    shape of the output for an example, (classes,) for classes. A function that builds a network may
+    have the same attributes.
     """
 
     #: Kinds of examples that the model accepts: "images", "features" or "tokens".
     kinds: ClassVar[tuple[str, ...]] = ("images",)
 
     #: Numbers of dimensions that an example's output may have: 1 for a vector, such as logits
-    #: [classes], 3 for a vector at each pixel, [C, H, W].
+    #: [classes], 2 for a vector at each place of a text, [L, vocabulary], 3 for one at each pixel,
+    #: [C, H, W].
     output_dims: ClassVar[tuple[int, ...]] = (1,)
 
     #: Whether all arrays are exchanged (without an adapter), so that only the server has to read
@@ -378,10 +380,11 @@ def build(
     task = task or task_of(CLASSIFICATION)
     output = task.output_shape(num_classes, shape)
     chosen.check_fit(KINDS[len(shape)], task)
-    pretrained = {"weights": weights} if weights and chosen.pretrained else {}
+    given: dict[str, Any] = {"weights": weights} if weights and chosen.pretrained else {}
+    given |= {"output": output} if chosen.takes("output") else {}
     try:
         if not isinstance(chosen.factory, type):
-            options = {**pretrained, **chosen.args}
+            options = {**given, **chosen.args}
             inspect.signature(chosen.factory).bind(num_classes, shape, **options)
     except ValueError:  # the function is not written in Python
         pass
@@ -394,7 +397,7 @@ def build(
     # later.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model = chosen.make(num_classes, shape, **pretrained)
+        model = chosen.make(num_classes, shape, **given)
         if adapter:  # freezes the body of a `BodyClassifier`
             added = AdapterSpec.read(adapter)
             added.check()
@@ -411,7 +414,37 @@ def build(
         raise ConfigError(f"model.name = {name!r}: expected a network, got {type(model)!r}.")
     if chosen.name not in MODELS.data and not chosen.family:
         _check_model(chosen, model, output, shape)
+    if not task.classes:
+        _check_output(chosen, model, output, shape, task)
     return model
+
+
+def _check_output(
+    chosen: ModelSpec,
+    model: Model,
+    output: tuple[int, ...],
+    shape: tuple[int, ...],
+    task: Task,
+) -> None:
+    """Raise ``ConfigError`` if a network's output for two examples does not fit the task."""
+    start, x = f"model.name = {chosen.name!r}: {type(model).__name__}", _two_examples(shape)
+    with chosen.naming_failures(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        logits = model.eval()(x)
+        _check_shape(start, logits, output, shape)
+        problem = task.problem(model, x)
+        model.train()
+    if problem:
+        raise ConfigError(f"{start}: {problem}.")
+
+
+def _check_shape(start: str, logits: Any, output: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """Raise ``ConfigError`` unless logits are those of two examples."""
+    got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if got != (2, *output):
+        raise ConfigError(
+            f"{start} maps two examples of shape {shape} to {got}, expected an output of shape "
+            f"{(2, *output)}."
+        )
 
 
 def _check_model(
@@ -437,12 +470,7 @@ def _check_model(
         head = getattr(model, "head", None)
     if len(output) == 1 and not isinstance(head, nn.Linear):
         raise ConfigError(f"{start}.head is {head!r}, expected a torch.nn.Linear.")
-    got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if got != (2, *output):
-        raise ConfigError(
-            f"{start} maps two examples of shape {shape} to {got}, expected an output of shape "
-            f"{(2, *output)}."
-        )
+    _check_shape(start, logits, output, shape)
     with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():
         model.takes_single = False
         model.takes_single = model.eval()(x[:1]).shape == (1, *output)

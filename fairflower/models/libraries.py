@@ -1,4 +1,4 @@
-"""Classifiers from timm and transformers: ``model.name = "timm:NAME"`` or ``"hf:NAME"``."""
+"""Networks from timm and transformers: ``model.name = "timm:NAME"`` or ``"hf:NAME"``."""
 
 import difflib
 import sys
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from fairflower.arguments import Range
 from fairflower.arrays import swap_padding
 from fairflower.errors import ConfigError, require
+from fairflower.models import Classifier
+from fairflower.models.causal import mean_of_places
 from fairflower.models.pretrained import (
     BodyClassifier,
     as_rgb,
@@ -217,10 +219,53 @@ class HFClassifier(BodyClassifier):
             pixels = resized(as_rgb(x, "A network from transformers"), self.size)
             kind = next(self.body.parameters()).dtype
             return self.to_head(self.body(pixel_values=pixels.to(kind)).logits)
-        first = torch.arange(x.shape[1], device=x.device) == 0
-        mask = ((x != 0) | first).long()  # a text without a token would attend to nothing
-        output: Any = self.body(input_ids=swap_padding(x, self.pad), attention_mask=mask)
+        output: Any = self.body(**_inputs(x, self.pad))
         return self.to_head(output.logits)
+
+
+class HFCausal(BodyClassifier):
+    """A causal language model from transformers, for the task next-token.
+
+    Its output is the network's own logits, [N, L, vocabulary], for the ids of the data: without
+    logits of ids that the data do not have, and with those of id 0 and of the padding token
+    swapped, as in the data (`fairflower.arrays.swap_padding`). The network has no layer named
+    ``head``: its last layer often shares its weights with the embeddings of tokens. With an
+    adapter, this layer is frozen, too.
+    """
+
+    def __init__(self, body: Any, vocabulary: int) -> None:
+        Classifier.__init__(self)
+        self.body: Any = body
+        self.frozen = False
+        self.pad: int = body.config.pad_token_id
+        self.vocabulary = vocabulary
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map token ids, int64 [N, L], to logits, [N, L, vocabulary]."""
+        logits: Tensor = self.body(**_inputs(x, self.pad), use_cache=False).logits
+        pad, most = self.pad, self.vocabulary
+        if pad:
+            # By parts, because a GPU adds the gradients of an index in random order.
+            ends = [(pad, pad + 1), (1, min(pad, most))]
+            ends += [(0, 1), (pad + 1, most)] if pad < most else []
+            logits = torch.cat([logits[..., first:end] for first, end in ends], -1)
+        return logits[..., :most].to(torch.float32)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Map token ids, int64 [N, L], to the inputs of the last layer, [N, L, width]."""
+        output: Any = self.body.base_model(**_inputs(x, self.pad), use_cache=False)
+        return output.last_hidden_state.to(torch.float32)  # type: ignore[no-any-return]
+
+    def represent(self, x: Tensor) -> Tensor:
+        """Map token ids to the mean of the features of places with a token, [N, width]."""
+        return mean_of_places(self.features(x), x)
+
+
+def _inputs(x: Tensor, pad: int) -> dict[str, Tensor]:
+    """Return a network's token ids and attention mask, given ids that zeros pad."""
+    first = torch.arange(x.shape[1], device=x.device) == 0
+    mask = ((x != 0) | first).long()  # a text without a token would attend to nothing
+    return {"input_ids": swap_padding(x, pad), "attention_mask": mask}
 
 
 def hf(
@@ -228,10 +273,14 @@ def hf(
     num_classes: int,
     shape: tuple[int, ...],
     weights: str = "",
+    output: tuple[int, ...] = (),
     *,
     dtype: Dtype = "float32",
-) -> HFClassifier:
-    """Build the network for ``model.name = "hf:NAME-or-folder"``: an image or text classifier.
+) -> HFClassifier | HFCausal:
+    """Build the network for ``model.name = "hf:NAME-or-folder"``, of an image or text.
+
+    It is a classifier or, if its ``output`` for a text is logits at each place, (L, vocabulary), a
+    causal language model.
 
     ``name`` is a folder written by ``save_pretrained``, or a name on the Hugging Face Hub, which is
     looked up in the local cache; nothing is downloaded. ``weights`` are empty for the pretrained
@@ -249,29 +298,31 @@ def hf(
             f"model.weights = {weights!r}: the weights of 'hf:{name}' are always read from its "
             "folder. Leave model.weights empty, or set it to random."
         )
-    texts = len(shape) == 2
+    texts, causal = len(shape) == 2, len(output) == 2
     kinds = library.AutoModelForImageClassification, library.AutoModelForSequenceClassification
-    auto: Any = kinds[texts]
+    auto: Any = library.AutoModelForCausalLM if causal else kinds[texts]
     place = str(Path(name).expanduser()) if is_folder(name) else name
     with _explained(name), _quiet(library.utils.logging), same_for_every_seed():
         local = {"local_files_only": True, "trust_remote_code": False}
-        config: Any = library.AutoConfig.from_pretrained(place, num_labels=num_classes, **local)
+        labels = {} if causal else {"num_labels": num_classes}
+        config: Any = library.AutoConfig.from_pretrained(place, **labels, **local)
         _check_fit(name, config, auto, shape)
         kind = getattr(torch, dtype)
         if weights == RANDOM_WEIGHTS:
-            body: nn.Module = auto.from_config(config, dtype=kind, trust_remote_code=False)
+            body: Any = auto.from_config(config, dtype=kind, trust_remote_code=False)
         else:
             options = {**local, "ignore_mismatched_sizes": True, "dtype": kind}
             body, info = auto.from_pretrained(
                 place, config=config, output_loading_info=True, **options
             )
-            _check_complete(name, body, info["missing_keys"])
+            _check_complete(name, "" if causal else body.base_model_prefix, info["missing_keys"])
         if texts:
             _check_length(name, body, config, shape[1])
-    return HFClassifier(body.train(), num_classes, config)
+    body.train()
+    return HFCausal(body, num_classes) if causal else HFClassifier(body, num_classes, config)
 
 
-vars(hf).update(kinds=("images", "tokens"), sent_whole=True, adaptable=True)
+vars(hf).update(kinds=("images", "tokens"), output_dims=(1, 2), sent_whole=True, adaptable=True)
 
 
 def is_folder(name: str) -> bool:
@@ -297,10 +348,11 @@ def _without_head(body: nn.Module, prefix: str, labels: int) -> int:
 def _check_fit(name: str, config: Any, auto: Any, shape: tuple[int, ...]) -> None:
     """Raise ``ConfigError`` if the network does not support the kind or size of the examples."""
     if type(config) not in auto._model_mapping:
-        kind = "texts" if len(shape) == 2 else "images"
+        kind = "classifier for texts" if len(shape) == 2 else "classifier for images"
+        kind = "causal language model" if "CausalLM" in auto.__name__ else kind
         raise ConfigError(
-            f"model.name = 'hf:{name}': transformers has no {config.model_type} classifier for "
-            f"{kind}. Choose another network or other data."
+            f"model.name = 'hf:{name}': transformers has no {config.model_type} {kind}. Choose "
+            "another network or other data."
         )
     if len(shape) == 2:
         pad = getattr(config, "pad_token_id", None)
@@ -332,9 +384,9 @@ def _check_length(name: str, body: nn.Module, config: Any, length: int) -> None:
         )
 
 
-def _check_complete(name: str, body: Any, missing: Iterable[str]) -> None:
-    """Raise ``ConfigError`` if pretrained weights other than those of a pooler are missing."""
-    start = f"{body.base_model_prefix}."
+def _check_complete(name: str, prefix: str, missing: Iterable[str]) -> None:
+    """Raise ``ConfigError`` if weights are missing, except a pooler's; empty ``prefix``: of all."""
+    start = prefix and f"{prefix}."
     if lost := [key for key in missing if key.startswith(start) and ".pooler." not in key]:
         raise ConfigError(
             f"model.name = 'hf:{name}': its weights lack {len(lost)} arrays ({sorted(lost)[0]}, "

@@ -129,7 +129,7 @@ def lora(
     ``r`` is by default PEFT's, and ``alpha`` twice the rank, as in the paper's code. ``dropout`` is
     the probability of dropout before A; with 1 the adapters would never be trained. ``targets`` are
     comma-separated last parts of layer names, such as ``query,value``, or ``all`` for every linear
-    layer.
+    layer, except the last one of a language model.
 
     Raises ``ConfigError`` if a target does not match any layer (the message lists the available
     names) or PEFT cannot adapt the layer, and ``NotInstalled`` if PEFT is not installed.
@@ -159,7 +159,9 @@ def _matching(body: nn.Module, targets: str) -> list[str]:
         for name, module in body.named_modules()
         if isinstance(module, (nn.Linear, nn.Conv2d)) or type(module).__name__ == "Conv1D"
     ]
-    linear = [name for name in layers if not isinstance(body.get_submodule(name), nn.Conv2d)]
+    last = getattr(body, "get_output_embeddings", lambda: None)()
+    inner = [name for name in layers if body.get_submodule(name) is not last]
+    linear = [name for name in inner if not isinstance(body.get_submodule(name), nn.Conv2d)]
     if targets == "all" and linear:
         return linear
     chosen = []

@@ -91,6 +91,7 @@ TASKS = Registry(
         "regression": "regression:Regression",
         "survival": "survival:Survival",
         "segmentation": "segmentation:Segmentation",
+        "next-token": "next_token:NextToken",
     },
     kind="task",
     base="fairflower.tasks:Task",
@@ -115,6 +116,8 @@ MODELS = Registry(
         "images of any size",
         "embedding-bag": "small:EmbeddingBag - a linear classifier on the mean of 64-dimensional "
         "token embeddings (embedding-bag:width=64), for token ids",
+        "gpt": "causal:GPT - a causal transformer with two layers of 64 dimensions "
+        "(gpt:width=64:layers=2:heads=4), for next-token; 137 k parameters on bytes",
         "resnet10": "resnet:resnet10 - the papers' ResNet-10, 4.9 M parameters",
         "resnet12": "resnet:resnet12 - the papers' ResNet-12, 5.0 M parameters",
         "resnet18": "resnet:resnet18 - torchvision's ResNet-18, 11.2 M parameters (FedISM); "
@@ -133,8 +136,9 @@ MODELS = Registry(
         "GC-Net; 10.8 k parameters are trained",
         "timm:NAME": "libraries:timm - any image classifier from timm, trained as a whole or "
         "with an adapter",
-        "hf:NAME": "libraries:hf - an image or text classifier from transformers, in a folder or "
-        "on the Hugging Face Hub, trained as a whole or with an adapter",
+        "hf:NAME": "libraries:hf - an image or text classifier or, for next-token, a causal "
+        "language model from transformers, in a folder or on the Hugging Face Hub, trained as a "
+        "whole or with an adapter",
         "smp:NAME": "segmenters:smp - a segmentation network from segmentation-models-pytorch "
         "(smp:Unet:encoder=resnet18)",
         "prompt-timm:NAME": "libraries:prompt_timm - FedGCR's prompts for a frozen ViT from timm",
@@ -192,7 +196,7 @@ TRACKERS = Registry(
 RANDOM_WEIGHTS = "random"
 
 #: Data sets that read a user's own files.
-OWN_FILES = ("images", "masks", "npz", "texts")
+OWN_FILES = ("images", "masks", "npz", "texts", "corpus")
 
 DATA_SETS = Registry(
     "fairflower.data",
@@ -225,6 +229,8 @@ DATA_SETS = Registry(
         "institutions, of which 11 are joined",
         "strokes": "strokes:Strokes - embedded, segmentation: strokes of handwritten digits on the "
         "paper of four scanners (flatbed, fax, microfilm, phone)",
+        "languages": "corpus:Languages - embedded, next-token: the same 659 interface texts in "
+        "six languages of five scripts, as bytes",
         "images": "folders:DomainImageFolder - your own images: a folder with "
         "<domain>/<class>/<image>; images:bits=12 for 16-bit gray images that store 12-bit values",
         "masks": "masks:MaskFolder - your own images with masks, for segmentation: a folder with "
@@ -233,6 +239,9 @@ DATA_SETS = Registry(
         "domain (x_train, y_train, x_test, y_test)",
         "texts": "texts:DomainTextFolder - your own texts: a folder with <domain>.csv for each "
         "domain (text, label); texts:length=64:tokenizer=FOLDER for a network from transformers",
+        "corpus": "corpus:DomainCorpus - your own texts, for next-token: a folder with "
+        "<domain>/*.txt or *.jsonl; corpus:length=64:tokenizer=FOLDER for a network from "
+        "transformers",
     },
     kind="data set",
     base="fairflower.data:DataSet",

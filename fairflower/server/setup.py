@@ -18,11 +18,12 @@ from fairflower.config import RunConfig
 from fairflower.config.methods import ModelSpec, ParticipationSpec
 from fairflower.config.run import tested_split
 from fairflower.config.secure import check_secure_cohort
-from fairflower.data import Federation, TextSet, prepare
+from fairflower.data import Federation, prepare
 from fairflower.data.cache import make_data_set
 from fairflower.data.data_set import check_comparable
 from fairflower.data.federation import by_field
 from fairflower.data.rows import check_clients_can_test
+from fairflower.data.texts import BUILT_IN, TokenizedSet
 from fairflower.errors import ConfigError, Diverged, UserError, failure_text
 from fairflower.flower_compat import is_deployed
 from fairflower.models import Model, frozen_digest, initial_local_arrays, to_numpy
@@ -289,7 +290,9 @@ def _check_padding(config: RunConfig, model: Model) -> None:
     if pad is None or config.model.weights == RANDOM_WEIGHTS:
         return
     data_set = make_data_set(config.data)
-    if isinstance(data_set, TextSet) and data_set.tokenizer != "hash" and data_set.padding != pad:
+    if not isinstance(data_set, TokenizedSet) or data_set.tokenizer in BUILT_IN:
+        return
+    if data_set.padding != pad:
         raise ConfigError(
             f"model.name = {config.model.name!r}: it pads with token {pad}, but the tokenizer "
             f"{data_set.tokenizer!r} pads with token {data_set.padding}, so the network would take "

@@ -20,7 +20,7 @@ from fairflower.numerics.scores import Score
 from fairflower.registry import CLASSIFICATION
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 #: Targets of examples: int64 or float32, [N, ...], or masks, uint8 [N, H, W], 255 if unknown.
 Targets = NDArray[Any]
@@ -97,6 +97,13 @@ class Task(Configurable):
     def made_up(self, n: int, num_outputs: int, shape: tuple[int, ...]) -> Targets:
         """Return n targets, to try a network with examples of a shape before a run."""
         return (np.arange(n) % 2).astype(self.dtype)
+
+    def problem(self, network: nn.Module, x: Tensor) -> str:
+        """Return what is wrong with a network whose output has the right shape, or "".
+
+        ``x`` are two examples, and the network is in eval mode.
+        """
+        return ""
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
         """Return the loss of each example, [B], with a gradient; at least 0."""

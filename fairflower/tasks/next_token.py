@@ -1,0 +1,120 @@
+"""The next token at each place of a text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairflower.numerics.scores import Score
+from fairflower.tasks import Targets, Task, check_numbers
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_INF = float("inf")
+#: 0.02 nats per token are 2 % of perplexity.
+NLL = Score("nll", -1, "nats", 0, _INF, 0.02, 3, title="NLL", phrase="loss per token")
+PERPLEXITY = Score("perplexity", -1, "", 1, _INF, title="perplexity")
+TOKEN_ACCURACY = Score("token_accuracy", title="accuracy", phrase="accuracy per token")
+
+
+class NextToken(Task):
+    """The next token at each place of a text: targets int64 [N, L], logits [B, L, vocabulary].
+
+    An example is L places of a text: x are the token ids at the places, and a target is the id that
+    follows, so a text of L + 1 tokens gives one example, and no network needs to shift its output.
+    Id 0, which pads texts in x, is an unknown target, which is ignored; it may also hide targets
+    that are not to be learnt. Each example has at least one known target.
+
+    The loss of an example is the mean cross entropy over its known targets. It therefore does not
+    depend on the example's length, and an example counts as much as any other in training. Scores
+    are over all known targets of a domain: the loss per token in nats (the primary score), its
+    exponential, perplexity, and the accuracy per token. Losses of domains whose tokens are of
+    different size, such as bytes of letters in different scripts, are not comparable per word.
+    """
+
+    scores = NLL, PERPLEXITY, TOKEN_ACCURACY
+    dtype = np.int64
+    models: ClassVar = {"tokens": "gpt"}
+
+    def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
+        """Return targets, int64 [N, L]."""
+        most = f"to {num_outputs - 1}" if num_outputs else "and more"
+        expected = f"token ids 0 (unknown) {most} [N, L], the token after each place"
+        check_numbers(values, expected, values.ndim == 2 and values.dtype.kind in "iu")
+        if values.size and not 0 <= values.min() <= values.max() < (num_outputs or _INF):
+            raise ValueError(
+                f"found token ids {values.min()} to {values.max()}; expected {expected}"
+            )
+        if len(empty := np.flatnonzero(~values.any(axis=1))):
+            raise ValueError(f"found no known token in example {empty[0]}; expected at least one")
+        return values.astype(np.int64)
+
+    def num_outputs(self, targets: Targets) -> int:
+        return 1 + int(targets.max(initial=0))
+
+    def output_shape(self, num_outputs: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return (L, vocabulary), as networks from transformers have it."""
+        return (*shape[1:], num_outputs)
+
+    def made_up(self, n: int, num_outputs: int, shape: tuple[int, ...]) -> Targets:
+        count = n * shape[-1]
+        return (1 + np.arange(count) % max(1, num_outputs - 1)).reshape(n, shape[-1])
+
+    def problem(self, network: nn.Module, x: Tensor) -> str:
+        """Return a text if the logits of a place depend on tokens after it."""
+        before, after = (x * 0 + 1 for _ in range(2))
+        after[:, -1] = 0
+        before, after = (network(ids)[:, :-1] for ids in (before, after))
+        if not before.numel() or (before - after).abs().max() <= 1e-4 * before.abs().max():
+            return ""
+        return "its output at a place depends on tokens after it. Choose a causal network"
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """Return the mean cross entropy of each example's known targets, [B].
+
+        Raises ``ValueError`` unless logits are [B, L, vocabulary].
+        """
+        known = y != 0
+        return self._of_tokens(output, y).sum(1) / known.sum(1).clamp(min=1)
+
+    def _of_tokens(self, output: Tensor, y: Tensor) -> Tensor:
+        """Return the cross entropy at each place, [B, L]; 0 if the target is unknown."""
+        from torch.nn import functional as F
+
+        if y.ndim != 2 or y.is_floating_point() or output.shape[:-1] != y.shape:
+            raise ValueError(
+                f"The network returns {tuple(output.shape)} for targets {tuple(y.shape)} of type "
+                f"{y.dtype}: expected logits [B, L, vocabulary] and token ids [B, L]."
+            )
+        each = F.cross_entropy(output.flatten(0, 1), y.flatten(), ignore_index=0, reduction="none")
+        return each.reshape(y.shape)
+
+    def predict(self, output: Tensor) -> Tensor:
+        """Return the most likely next tokens, int64 [B, L]."""
+        return output.argmax(-1)
+
+    def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        known, losses = y != 0, self._of_tokens(output, y)
+        return {
+            "loss": (losses.sum(1) / known.sum(1).clamp(min=1)).sum(),
+            "token_loss": losses.double().sum() if y.device.type != "mps" else losses.sum(),
+            "tokens": known.sum(),
+            "right": ((self.predict(output) == y) & known).sum(),
+        }
+
+    def score(self, means: Mapping[str, Any]) -> dict[str, float]:
+        nll = means["token_loss"] / means["tokens"]
+        return {
+            "nll": nll,
+            # Beyond the largest number, the perplexity is undefined.
+            "perplexity": math.exp(nll) if nll < 700 else math.nan,
+            "token_accuracy": means["right"] / means["tokens"],
+        }
+
+    def guess(self, num_outputs: int) -> float | None:
+        return math.log(num_outputs)

@@ -1,0 +1,150 @@
+"""Data sets for next-token: languages, and folders of texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_texts import network_with_tokenizer
+
+from fairflower.config import DataConfig
+from fairflower.data import DataError, files, prepare
+from fairflower.data.corpus import DomainCorpus, Languages
+from fairflower.testing import check_data
+
+LANGUAGES = Languages(DataConfig(name="languages"))
+FIRST = {"german": "Ein JSON-Objekt", "french": "Un objet JSON", "russian": "JSON-объект",
+         "greek": "Ένα αντικείμενο JSON", "hebrew": "אובייקט JSON",
+         "japanese": "JSONオブジェクト"}  # fmt: skip
+
+
+def text_of(x: Any) -> str:
+    return bytes((x[x > 0] - 1).astype(np.uint8)).decode()
+
+
+def test_languages_pass_check_data() -> None:
+    check_data(Languages)
+    check_data(Languages, tokenizer="hash", length=9)
+
+
+def test_the_same_texts_are_in_all_languages_and_none_is_in_both_splits() -> None:
+    assert LANGUAGES.domains == tuple(FIRST)
+    for domain, text in FIRST.items():
+        train, test = (LANGUAGES.texts(domain, split) for split in ("train", "test"))
+        assert (len(train), len(test), test[3]) == (527, 132, text)
+        assert len({*train, *test}) == 659
+        assert min(map(len, train + test)) > 0
+
+
+def test_blocks_are_the_texts_and_targets_the_bytes_that_follow() -> None:
+    for domain, split in (("greek", "test"), ("japanese", "train")):
+        y = LANGUAGES.labels(domain, split)
+        x = LANGUAGES.tokens(domain, split, np.arange(len(y)))
+        joined = "".join(f"{text}\n" for text in LANGUAGES.texts(domain, split))
+        assert text_of(x.ravel())[: len(joined)] == joined
+        stream = np.append(x.ravel(), 0)
+        np.testing.assert_array_equal(y.ravel(), stream[1:])
+        assert len(y) == -(-(len(joined.encode()) - 1) // 64)
+
+
+def test_sizes_are_those_of_the_documented_table() -> None:
+    federation = prepare(DataConfig(name="languages", clients_per_domain=1))
+    assert (federation.shape, federation.num_classes) == ((257, 64), 257)
+    assert federation.test_sizes == (64, 69, 106, 114, 74, 78)
+    assert [client.num_examples for client in federation.clients] == [314, 336, 521, 535, 350, 379]
+    table = {row.split()[0]: row.split() for row in str(Languages.__doc__).splitlines() if row[4:]}
+    for domain, client, test in zip(
+        federation.domains, federation.clients, federation.test_sizes, strict=True
+    ):
+        letters = [len(t) for s in ("train", "test") for t in LANGUAGES.texts(domain, s)]
+        own = [t for s in ("train", "test") for t in LANGUAGES.texts(domain, s)]
+        size = sum(len(text.encode()) + 1 for text in own)
+        expected = [f"{sum(letters):,}", f"{size:,}", str(client.num_examples), str(test)]
+        assert table[domain][2:] == expected
+
+
+def test_the_license_is_in_the_file() -> None:
+    path = Path(__file__).parents[2] / "fairflower" / "data" / "languages.json"
+    content = json.loads(path.read_text())
+    assert content["license"].startswith("Copyright (c) Django Software Foundation")
+    assert path.stat().st_size < 250_000
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "corpus"
+    for domain in ("news", "mail"):
+        (place / domain).mkdir(parents=True)
+        for k in range(4):
+            (place / domain / f"{k}.txt").write_text(f"{domain} {k}: grüße", encoding="utf-8")
+        rows = [json.dumps({"text": f"row {k}\u2028of {domain}", "id": k}) for k in range(6)]
+        (place / domain / "more.jsonl").write_text("\n".join([*rows, "", ""]), encoding="utf-8")
+        (place / domain / "readme.md").write_text("skipped")
+    return place
+
+
+def opened(folder: Path, **options: Any) -> DomainCorpus:
+    return DomainCorpus(DataConfig(name="corpus", dir=str(folder)), **options)
+
+
+def test_a_folder_of_texts_is_read(folder: Path) -> None:
+    check_data(DomainCorpus, DataConfig(name="corpus", dir=str(folder)), length=5)
+    data = opened(folder)
+    assert data.domains == ("mail", "news")
+    assert data.texts("news", "test") == ["news 0: grüße", "row 1\u2028of news"]
+    assert data.texts("news", "train")[:4] == [*(f"news {k}: grüße" for k in (1, 2, 3)),
+                                               "row 0\u2028of news"]  # fmt: skip
+    federation = prepare(DataConfig(name="corpus", dir=str(folder), clients_per_domain=1))
+    assert (federation.task, federation.shape) == ("next-token", (257, 64))
+    before = data.fingerprint()
+    (folder / "mail" / "new.txt").write_text("one more")
+    assert opened(folder).fingerprint() != before
+
+
+def test_a_tokenizer_of_transformers_numbers_the_tokens(folder: Path, tmp_path: Path) -> None:
+    ids = network_with_tokenizer(tmp_path / "network", padding=1)
+    (folder / "news" / "0.txt").write_text("nail saw bad page novel unheard")
+    data = opened(folder, tokenizer=str(tmp_path / "network"), length=4)
+    assert data.num_classes == data.vocabulary == len(ids)
+    (first, second) = data.labels("news", "test")[:2]
+    x = data.tokens("news", "test", np.arange(2))
+    # The tokenizer's padding token is 1, which is swapped with 0, here of unknown words.
+    assert x[0].tolist() == [ids[w] for w in ("nail", "saw", "bad", "page")]
+    assert [*x[1].tolist()[:2], second[0]] == [ids["novel"], 1, 1]
+    assert [*x[0, 1:], x[1, 0]] == first.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("1.txt", b" \n", r"news/1\.txt: the text is empty\. Add text to it, or remove it"),
+        ("1.txt", b"\xff\xfe\x00", r"news/1\.txt cannot be read as text in UTF-8 \(UnicodeDecode"),
+        ("more.jsonl", b'{"text": "a"}\n\n{"text": ""}', r"jsonl: line 3: the text is empty"),
+        ("more.jsonl", b'{"text": "a"}\n{"txt": "b"}', "line 2: found txt; expected an object wit"),
+        ("more.jsonl", b'{"text": 5}', "line 1: found text; expected an object with the key text"),
+        ("more.jsonl", b"[1]", "line 1: found list; expected an object with the key text"),
+        ("more.jsonl", b"text", "line 1 is not JSON"),
+        ("more.jsonl", b'{"text": "\\ud800"}', "line 1: the text has half of a surrogate pair"),
+    ],
+)
+def test_wrong_files_are_named(folder: Path, name: str, content: bytes, message: str) -> None:
+    (folder / "news" / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        opened(folder).labels("news", "train")
+
+
+def test_too_few_texts_and_folders_without_texts_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "single").mkdir()
+    (folder / "single" / "a.txt").write_text("only this")
+    with pytest.raises(DataError, match=r"single: found 1 texts .*at least 2.* several files"):
+        opened(folder).labels("single", "test")
+    with pytest.raises(DataError, match=r"has no subfolders\. Expected <domain>/\*\.txt"):
+        opened(folder / "single").labels("x", "test")
+    monkeypatch.setattr(files, "free_memory", lambda: 10)
+    with pytest.raises(DataError, match=r"0\.txt: reading it takes .*Divide the file"):
+        opened(folder).labels("news", "test")
