@@ -60,7 +60,7 @@ def tasks() -> str:
         needs = {MEASUREMENTS[need].needs for need in strategy().measurements} - {""}
         if needs:
             rows.append((f"`{name}`", " and ".join(words[need] for need in sorted(needs))))
-    rows += [(f"client `{n}`", words[kind.needs]) for n, kind in CLIENTS.items() if kind.needs]
+    rows += [(f"client `{n}`", words[kind.needed]) for n, kind in CLIENTS.items() if kind.needed]
     return _table(("method", "needs"), rows)
 
 

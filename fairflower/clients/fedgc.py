@@ -101,7 +101,7 @@ class FedGC(FeatureTrainer):
     """
 
     paper = "Cheng et al., AAAI 2024 (FedGCR)"
-    needs = "classes"
+    needed = "classes"
     exchanges = (ClusterCenters,)
     models = ("prompt-vit-tiny", "prompt-vit-b-16", "prompt-timm:NAME")
 

@@ -54,7 +54,7 @@ class FedLSA(FeatureTrainer):
     """
 
     paper = "Fu et al., AAAI 2025"
-    needs = "classes"
+    needed = "classes"
     exchanges = (SemanticAnchors,)
 
     def __init__(

@@ -54,7 +54,7 @@ class FedMix(Trainer):
 
     paper = "Yoon et al., ICLR 2021"
     kinds = ("images",)
-    needs = "classes"
+    needed = "classes"
     exchanges = (AveragedBatches,)
 
     def __init__(

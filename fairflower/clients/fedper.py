@@ -42,7 +42,7 @@ class FedPer(LocalArraysTrainer):
     """
 
     paper = "Arivazhagan et al., 2019"
-    needs = "head"
+    needed = "head"
     local_part: ClassVar[str] = "the head"
 
     @classmethod

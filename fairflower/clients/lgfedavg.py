@@ -46,7 +46,7 @@ class LGFedAvg(LocalArraysTrainer):
     """
 
     paper = "Liang et al., 2020"
-    needs = "head"
+    needed = "head"
     local_part: ClassVar[str] = "the body"
 
     @classmethod

@@ -22,7 +22,7 @@ class FeatureTrainer(Trainer):
     """
 
     model: Classifier
-    needs = "head"
+    needed = "head"
 
     def __init__(self, model: nn.Module, *args: Any, **options: Any) -> None:
         super().__init__(require_classifier(model, type(self).__name__), *args, **options)
@@ -53,7 +53,7 @@ class PrototypeTrainer(FeatureTrainer):
     mean of their features, which the trained network computes in eval mode, without augmentation.
     """
 
-    needs = "classes"
+    needed = "classes"
 
     #: Prototypes from the server, [C, d]; None before any client has returned prototypes.
     prototypes: Tensor | None

@@ -53,7 +53,7 @@ class TrainerSpec(Configurable):
     kinds: ClassVar[tuple[str, ...]] = ()
     #: What the method needs of the task: "classes", a "head" of the network for a vector of outputs
     #: (`fairflower.models.Classifier`), or nothing.
-    needs: ClassVar[str] = ""
+    needed: ClassVar[str] = ""
     #: The method's own sharpness-aware steps, "sam" or "gsam"; None uses ``train.sharpness``.
     sharpness: ClassVar[str | None] = None
     #: What a mean in the model that a client returns is over, as in ``Exchange.mean_of``.
@@ -116,9 +116,9 @@ class TrainerSpec(Configurable):
         ``kind`` is that of the examples.
         """
         reason = ""  # a "head" is of a vector of outputs
-        if cls.needs == "classes" and not task.classes:
+        if cls.needed == "classes" and not task.classes:
             reason = "one class per example as target"
-        elif cls.needs and output_dims(task, kind) > 1:
+        elif cls.needed and output_dims(task, kind) > 1:
             reason = "features of an example and a linear head"
         if reason:
             raise ConfigError(

@@ -75,4 +75,4 @@ def test_strategies(tmp_path: Path, task: str, name: str) -> None:
 def test_clients(tmp_path: Path, task: str, name: str) -> None:
     only_images = "features" not in (CLIENTS[name].kinds or ("features",))
     changes: dict[str, Any] = {"client.name": name, "evaluate.by": "both"}
-    check(tmp_path, task, CLIENTS[name].needs == "classes" or only_images, **changes)
+    check(tmp_path, task, CLIENTS[name].needed == "classes" or only_images, **changes)
