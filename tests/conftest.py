@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from threadpoolctl import threadpool_limits
 
 from fairflower.numerics.threads import cpus
 
@@ -94,6 +95,8 @@ def leave_out_of_collections() -> None:
 
 
 def pytest_collection_finish() -> None:
+    # Several test processes, each with a thread for every core, would wait for each other.
+    threadpool_limits(1)
     atexit.register(gc.unfreeze)  # some libraries warn of objects that are left at exit
     leave_out_of_collections()
 
