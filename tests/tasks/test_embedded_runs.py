@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import resuming
 from runs import config, history, run
 from sklearn.metrics import mean_absolute_error
 
@@ -68,18 +69,31 @@ def test_embedded_data_are_learnt_from_the_first_to_the_last_round(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", list(NODES)[1:])
 def test_tests_of_clients_equal_those_of_the_server_with_one_client_per_domain(
-    tmp_path: Path,
+    name: str, tmp_path: Path
 ) -> None:
-    names = {"data.name": "heart-disease:target=severity", **WHOLE}
-    names |= {"evaluate.metrics": "test_embedded_runs:own_mae"}
+    names = {"data.name": name, **WHOLE}
+    names |= {"evaluate.metrics": "test_embedded_runs:own_mae"} if "severity" in name else {}
     by = {
-        who: values(run(config(tmp_path / who, **names, **{"evaluate.by": who}), nodes=3))
+        who: values(run(config(tmp_path / who, **names, **{"evaluate.by": who}), nodes=NODES[name]))
         for who in ("server", "clients")
     }
     for place, scores in by["clients"].items():
         for metric, value in scores.items():
             assert value == pytest.approx(by["server"][place][metric], rel=1e-5), metric
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["heart-disease:target=labels", "lung"])
+def test_a_resumed_run_has_the_same_model_and_tests(name: str, tmp_path: Path) -> None:
+    names = {"data.name": name, "data.test-examples": 0, "data.examples-per-client": 6}
+    names |= {"data.clients-per-domain": 1, "fraction-train": 1.0}
+    if name == "lung":
+        names |= {"data.domains": "institution 1,institution 3,institution 11,others"}
+    whole = resuming.session(resuming.config(tmp_path / "whole", **names)).run()
+    again = resuming.resume(resuming.stopped(resuming.config(tmp_path / "cut", **names), 2))
+    assert resuming.outcome(again) == resuming.outcome(whole)
 
 
 class Numbers(FeatureSet):
