@@ -112,7 +112,10 @@ class HeartDisease(EmbeddedTable):
     features: disease, angina by exercise, and fasting sugar above 120 mg/dl. Patients of whom only
     the sugar is unknown, mostly in Switzerland, are then examples, too, so that the hospitals have
     303, 269, 116 and 137 patients, and other test patients. ``mean`` and ``std`` stay those of the
-    740 patients.
+    740 patients. With ``--strategy fedavg --rounds 8`` and ``data.clients-per-domain=1``, learning
+    rates of 0.003 (severity; mean RMSE 1.14 for seeds 0 and 1, 1.35 and 1.30 of the initial models)
+    and 0.03 (labels; mean AUC 77 % and 74 %, from 62 % and 43 %) worked; more rounds fit the few
+    patients too closely.
 
     ``data.groups`` may be ``sex`` or ``age`` (under 55, or 55 and over). Switzerland has only 16
     test patients, and only one of its patients has no disease. Switzerland and Long Beach also have
@@ -306,6 +309,10 @@ class Lung(EmbeddedTable):
     patients, and still a concordance over 8 to 12 of them says little: the data show how survival
     is learnt, and they cannot show which method is fairer. ``cuts`` are the tenths of the training
     patients' times of death.
+
+    With ``--strategy fedavg --lr 0.03 --rounds 15``, the mean concordance of the domains was 62 %
+    and 63 % for seeds 0 and 1, from 49 % and 57 % of the initial models; with the learning rate 0.1
+    it fell to 59 % by round 30.
 
     The features are age, sex, ECOG performance (0 to 3), the Karnofsky scores by the physician and
     by the patient, calories at meals and weight loss in pounds within six months. Where a value is
