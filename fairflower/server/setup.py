@@ -18,6 +18,7 @@ from fairflower.config import RunConfig
 from fairflower.config.methods import ModelSpec, ParticipationSpec
 from fairflower.config.run import tested_split
 from fairflower.config.secure import check_secure_cohort
+from fairflower.config.text import join_words
 from fairflower.data import Federation, TextSet, prepare
 from fairflower.data.cache import make_data_set
 from fairflower.data.data_set import check_comparable
@@ -29,6 +30,7 @@ from fairflower.models import Classifier, frozen_digest, initial_local_arrays, t
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.participation.availability import Trace, read_availability
 from fairflower.registry import MODELS, RANDOM_WEIGHTS
+from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.registry.user_metrics import directions, load_metrics, metric_names
 from fairflower.secure.protocol import SMALLEST_SUM
 from fairflower.secure.rounds import described
@@ -160,6 +162,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     if config.evaluate.by != "clients":  # otherwise the server may lack the tokenizer
         _check_padding(config, evaluator.model)
     strategy = _make_strategy(config, evaluator)
+    _check_measurements(config, federation, strategy)
     _check_network(config, evaluator, strategy)
     if config.privacy.on:
         if buffers := sorted(strategy.buffers_of(evaluator.arrays())):
@@ -224,6 +227,17 @@ def _check_metric_names(config: RunConfig, federation: Federation) -> None:
         raise ConfigError(
             f"evaluate.metrics: {both[0]} is also the name of a metric of this run (data.groups "
             "or evaluate.adabn). Rename the function."
+        )
+
+
+def _check_measurements(config: RunConfig, federation: Federation, strategy: FairStrategy) -> None:
+    """Raise ``ConfigError`` if a strategy needs what clients can measure only for classes."""
+    needs = [name for name in strategy.measurements if MEASUREMENTS.assumed(name).of_classes]
+    if needs and not federation.learns.classes:
+        raise ConfigError(
+            f"strategy.name = {config.strategy.name!r}: it needs {join_words(needs)}, defined for "
+            f"one class per example, but the task of the data is {federation.task}. Choose "
+            "another strategy, such as fedavg or term."
         )
 
 

@@ -96,6 +96,15 @@ def test_a_resumed_run_has_the_same_model_and_tests(name: str, tmp_path: Path) -
     assert resuming.outcome(again) == resuming.outcome(whole)
 
 
+@pytest.mark.parametrize("name", ["daa", "fedce", "fairfed", "fedgcr"])
+def test_a_strategy_that_needs_classes_is_refused_before_training(
+    name: str, tmp_path: Path
+) -> None:
+    names = {"data.name": "heart-disease:target=severity", "strategy.name": name}
+    with pytest.raises(ConfigError, match=f"strategy.name = '{name}': it needs .*one class per"):
+        run(config(tmp_path, **names), nodes=3)
+
+
 class Numbers(FeatureSet):
     """Two domains of ten examples with features 0 to 9; a test sets the targets."""
 
