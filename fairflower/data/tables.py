@@ -186,8 +186,8 @@ GROUPS = {
 }
 
 
-#: Task of a year's number of visits; their mean is that of the training examples.
-_VISITS = "regression:loss=poisson:scale=2.86:unit=visits"
+#: Task of a year's number of visits; center and scale are those of the training examples.
+_VISITS = "regression:center=2.86:scale=4.502:unit=visits"
 
 
 class RandHIE(EmbeddedTable):
@@ -235,8 +235,11 @@ class RandHIE(EmbeddedTable):
     to 3.5 %. ``groups`` selects the domains. Examples with at least ``visits`` visits have class 1
     (the default 2 is above the median).
 
-    ``randhie:target=visits`` is a regression on the number of visits, from 0 to 77, with the loss
-    of a Poisson regression (``data.task`` may name another).
+    ``randhie:target=visits`` is a regression on the number of visits, from 0 to 77. With
+    ``--strategy fedavg --lr 0.002 --rounds 4`` and ``data.clients-per-domain=1``, the mean RMSE of
+    the domains was 4.93 and 4.98 visits for seeds 0 and 1 (worst: 6.78 and 6.91, poor health), from
+    5.27 of the initial models, and with ``data.task=regression:loss=poisson:scale=2.86`` 5.05 and
+    5.07. More rounds or a learning rate of 0.01 made it worse.
     """
 
     file = "randhie"
