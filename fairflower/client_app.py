@@ -173,7 +173,8 @@ def _place(
 
 def _check_means(run: RunConfig, data: ClientData, config: Mapping[str, Any], least: int) -> None:
     """Raise ``ConfigError`` if a site would send a mean of fewer than ``least`` examples."""
-    trainer, counts = run.client.factory, np.bincount(data.train.y)
+    trainer = run.client.factory
+    counts = np.bincount(data.train.y) if data.task.classes else np.empty(0, np.int64)
     means = {trainer.mean_of, *(exchange.mean_of for exchange in trainer.exchanges)}
     if any(MEASUREMENTS[name].class_means for name in requested(config)):
         means.add("class")

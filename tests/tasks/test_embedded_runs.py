@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import resuming
+from rich.console import Console
 from runs import config, history, run
 from sklearn.metrics import mean_absolute_error
 
+from fairflower.client_app import app
 from fairflower.config import DataConfig
 from fairflower.data import FeatureSet, prepare
+from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, DataError
+from fairflower.server.session import Session
 
 NODES = {
     "randhie:target=visits": 4,
@@ -234,3 +238,15 @@ def test_own_arrays_with_real_targets_are_learnt(tmp_path: Path) -> None:
     names = {"data.name": "npz", "data.dir": data.dir, "data.task": "regression"}
     tests = values(run(config(tmp_path / "runs", **names, **WHOLE), nodes=2))
     assert tests[2, "a"]["rmse"] < tests[0, "a"]["rmse"]
+
+
+@pytest.mark.slow
+def test_sites_learn_real_targets_as_a_simulation_does(tmp_path: Path) -> None:
+    data = npz(tmp_path, np.linspace(-1, 1, 40))
+    names = {"data.name": "npz", "data.task": "regression", "evaluate.by": "clients", **WHOLE}
+    simulated = values(run(config(tmp_path / "one", **names, **{"data.dir": data.dir}), nodes=2))
+    grid = InlineGrid(app, 2)
+    for context, domain in zip(grid.contexts.values(), "ab", strict=True):
+        context.node_config = {"data-dir": data.dir, "domain": domain}
+    folder = Session(grid, config(tmp_path / "two", **names), Console(quiet=True)).run()
+    assert values(folder) == simulated
