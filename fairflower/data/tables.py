@@ -112,7 +112,10 @@ class HeartDisease(EmbeddedTable):
     features: disease, angina by exercise, and fasting sugar above 120 mg/dl. Patients of whom only
     the sugar is unknown, mostly in Switzerland, are then examples, too, so that the hospitals have
     303, 269, 116 and 137 patients, and other test patients. ``mean`` and ``std`` stay those of the
-    740 patients.
+    740 patients. With ``--strategy fedavg --rounds 8`` and ``data.clients-per-domain=1``, learning
+    rates of 0.003 (severity; mean RMSE 1.14 for seeds 0 and 1, 1.35 and 1.30 of the initial models)
+    and 0.03 (labels; mean AUC 77 % and 74 %, from 62 % and 43 %) worked; more rounds fit the few
+    patients too closely.
 
     ``data.groups`` may be ``sex`` or ``age`` (under 55, or 55 and over). Switzerland has only 16
     test patients, and only one of its patients has no disease. Switzerland and Long Beach also have
@@ -183,8 +186,8 @@ GROUPS = {
 }
 
 
-#: Task of a year's number of visits; their mean is that of the training examples.
-_VISITS = "regression:loss=poisson:scale=2.86:unit=visits"
+#: Task of a year's number of visits; center and scale are those of the training examples.
+_VISITS = "regression:center=2.86:scale=4.502:unit=visits"
 
 
 class RandHIE(EmbeddedTable):
@@ -232,8 +235,11 @@ class RandHIE(EmbeddedTable):
     to 3.5 %. ``groups`` selects the domains. Examples with at least ``visits`` visits have class 1
     (the default 2 is above the median).
 
-    ``randhie:target=visits`` is a regression on the number of visits, from 0 to 77, with the loss
-    of a Poisson regression (``data.task`` may name another).
+    ``randhie:target=visits`` is a regression on the number of visits, from 0 to 77. With
+    ``--strategy fedavg --lr 0.002 --rounds 4`` and ``data.clients-per-domain=1``, the mean RMSE of
+    the domains was 4.93 and 4.98 visits for seeds 0 and 1 (worst: 6.78 and 6.91, poor health), from
+    5.27 of the initial models, and with ``data.task=regression:loss=poisson:scale=2.86`` 5.05 and
+    5.07. More rounds or a learning rate of 0.01 made it worse.
     """
 
     file = "randhie"
@@ -306,6 +312,10 @@ class Lung(EmbeddedTable):
     patients, and still a concordance over 8 to 12 of them says little: the data show how survival
     is learnt, and they cannot show which method is fairer. ``cuts`` are the tenths of the training
     patients' times of death.
+
+    With ``--strategy fedavg --lr 0.03 --rounds 15``, the mean concordance of the domains was 62 %
+    and 63 % for seeds 0 and 1, from 49 % and 57 % of the initial models; with the learning rate 0.1
+    it fell to 59 % by round 30.
 
     The features are age, sex, ECOG performance (0 to 3), the Karnofsky scores by the physician and
     by the patient, calories at meals and weight loss in pounds within six months. Where a value is

@@ -23,8 +23,9 @@ class MultiLabel(Task):
 
     A logit per label; the loss of an example is the mean binary cross entropy of its known labels,
     and 0 if it has none. The primary score is the mean AUC over labels, which leaves out labels
-    that are all 0 or all 1 in a domain. Macro F1 is the mean over labels of ``2 TP / (2 TP + FP +
-    FN)`` of the predictions (a logit above 0), without labels for which all three are 0.
+    that are all 0 or all 1 in a domain; with ``evaluate.by = "clients"`` it is the mean of the
+    clients' AUCs. Macro F1 is the mean over labels of ``2 TP / (2 TP + FP + FN)`` of the
+    predictions (a logit above 0), without labels for which all three are 0.
     """
 
     scores = AUC, MACRO_F1

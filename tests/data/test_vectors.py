@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -406,6 +406,23 @@ def test_randhie_has_its_documented_sizes_and_statistics() -> None:
     np.testing.assert_allclose(federation.std, x.std(0), rtol=1e-3)
     poor = federation.test("poor").y.sum() + federation.train(3).y.sum()
     assert poor / 302 == pytest.approx(0.65, abs=0.005)
+
+
+@pytest.mark.parametrize("groups", ["health", "site"])
+def test_visits_are_numbers_of_which_classes_are_made(groups: Literal["health", "site"]) -> None:
+    config = DataConfig(name=f"randhie:target=visits:groups={groups}", clients_per_domain=1)
+    federation = prepare(config)
+    check_data(RandHIE, config, target="visits", groups=groups)
+    numbers, classes = (RandHIE(DataConfig(), groups=groups, target=t) for t in ("visits", "class"))
+    for domain in federation.domains:
+        visits = numbers.labels(domain, "test")
+        np.testing.assert_array_equal(visits >= 2, classes.labels(domain, "test"))
+        np.testing.assert_array_equal(np.sort(federation.test(domain).y), np.sort(visits))
+    y = np.concatenate([federation.train(k).y for k in range(4)]).astype(float)
+    task: Any = federation.learns
+    assert (task.primary.unit, federation.num_classes) == ("visits", 1)
+    if groups == "health":
+        assert (task.center, task.scale) == pytest.approx((y.mean(), y.std()), rel=1e-3)
 
 
 def test_the_embedding_script_gives_the_columns_and_values_of_randhie(tmp_path: Path) -> None:

@@ -9,12 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import resuming
+from rich.console import Console
 from runs import config, history, run
 from sklearn.metrics import mean_absolute_error
 
+from fairflower.client_app import app
 from fairflower.config import DataConfig
 from fairflower.data import FeatureSet, prepare
+from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, DataError
+from fairflower.server.session import Session
 
 NODES = {
     "randhie:target=visits": 4,
@@ -68,18 +73,40 @@ def test_embedded_data_are_learnt_from_the_first_to_the_last_round(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", list(NODES)[1:])
 def test_tests_of_clients_equal_those_of_the_server_with_one_client_per_domain(
-    tmp_path: Path,
+    name: str, tmp_path: Path
 ) -> None:
-    names = {"data.name": "heart-disease:target=severity", **WHOLE}
-    names |= {"evaluate.metrics": "test_embedded_runs:own_mae"}
+    names = {"data.name": name, **WHOLE}
+    names |= {"evaluate.metrics": "test_embedded_runs:own_mae"} if "severity" in name else {}
     by = {
-        who: values(run(config(tmp_path / who, **names, **{"evaluate.by": who}), nodes=3))
+        who: values(run(config(tmp_path / who, **names, **{"evaluate.by": who}), nodes=NODES[name]))
         for who in ("server", "clients")
     }
     for place, scores in by["clients"].items():
         for metric, value in scores.items():
             assert value == pytest.approx(by["server"][place][metric], rel=1e-5), metric
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["heart-disease:target=labels", "lung"])
+def test_a_resumed_run_has_the_same_model_and_tests(name: str, tmp_path: Path) -> None:
+    names = {"data.name": name, "data.test-examples": 0, "data.examples-per-client": 6}
+    names |= {"data.clients-per-domain": 1, "fraction-train": 1.0}
+    if name == "lung":
+        names |= {"data.domains": "institution 1,institution 3,institution 11,others"}
+    whole = resuming.session(resuming.config(tmp_path / "whole", **names)).run()
+    again = resuming.resume(resuming.stopped(resuming.config(tmp_path / "cut", **names), 2))
+    assert resuming.outcome(again) == resuming.outcome(whole)
+
+
+@pytest.mark.parametrize("name", ["daa", "fedce", "fairfed", "fedgcr"])
+def test_a_strategy_that_needs_classes_is_refused_before_training(
+    name: str, tmp_path: Path
+) -> None:
+    names = {"data.name": "heart-disease:target=severity", "strategy.name": name}
+    with pytest.raises(ConfigError, match=f"strategy.name = '{name}': it needs .*one class per"):
+        run(config(tmp_path, **names), nodes=3)
 
 
 class Numbers(FeatureSet):
@@ -211,3 +238,15 @@ def test_own_arrays_with_real_targets_are_learnt(tmp_path: Path) -> None:
     names = {"data.name": "npz", "data.dir": data.dir, "data.task": "regression"}
     tests = values(run(config(tmp_path / "runs", **names, **WHOLE), nodes=2))
     assert tests[2, "a"]["rmse"] < tests[0, "a"]["rmse"]
+
+
+@pytest.mark.slow
+def test_sites_learn_real_targets_as_a_simulation_does(tmp_path: Path) -> None:
+    data = npz(tmp_path, np.linspace(-1, 1, 40))
+    names = {"data.name": "npz", "data.task": "regression", "evaluate.by": "clients", **WHOLE}
+    simulated = values(run(config(tmp_path / "one", **names, **{"data.dir": data.dir}), nodes=2))
+    grid = InlineGrid(app, 2)
+    for context, domain in zip(grid.contexts.values(), "ab", strict=True):
+        context.node_config = {"data-dir": data.dir, "domain": domain}
+    folder = Session(grid, config(tmp_path / "two", **names), Console(quiet=True)).run()
+    assert values(folder) == simulated

@@ -112,6 +112,7 @@ def test_the_poisson_loss_is_finite_for_tiny_means() -> None:
     [
         ([[1.0], [np.nan]], "found nan for example 1; expected finite numbers"),
         ([1.0, np.inf], "found inf for example 1; expected finite numbers"),
+        ([1e38, -1e39], "found -1e[+]39 for example 1; expected finite numbers"),  # in float32
         (["1", "2"], "found <U1"),
         ([[[1.0]]], r"found float64 \[1, 1, 1\]; expected finite numbers \[N\] or \[N, D\]"),
     ],
