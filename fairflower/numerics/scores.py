@@ -63,13 +63,18 @@ class Score:
         return "points" if self.unit == "%" else self.unit
 
     @property
+    def like_accuracy(self) -> bool:
+        """Whether values are fractions, and higher is better."""
+        return self.unit == "%" and self.better > 0
+
+    @property
     def stated(self) -> str:
         """The name in tables, the unit and, unless it is a fraction's, the direction.
 
         >>> ACCURACY.stated, Score("rmse", -1, "days", title="RMSE").stated
         ('accuracy in %', 'RMSE, days; lower is better')
         """
-        if self.unit == "%" and self.better > 0:
+        if self.like_accuracy:
             return f"{self.title} in %"
         better = {1: "; higher is better", -1: "; lower is better", 0: ""}[self.better]
         return f"{self.title}{self.unit and f', {self.unit}'}{better}"

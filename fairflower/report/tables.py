@@ -308,7 +308,7 @@ def fairness_table(comparison: Comparison, level: str) -> Table:
         "Jain's index (1: all equal), Gini coefficient (0: all equal) and entropy "
         f"(ln K = {highest}: all equal). "
     )
-    if score.unit == "%" and score.better > 0:
+    if score.like_accuracy:
         caption = f"In %, except {relative}"
     else:
         there = rows[-1].title == "entropy"
