@@ -32,8 +32,9 @@ class Score:
     #: Range of the values.
     low: float = 0.0
     high: float = 1.0
-    #: Differences within which methods count as equivalent, in the unit. 0 means 1 point for a
-    #: fraction, and otherwise 1 % of the average of the method that is compared with.
+    #: Differences within which methods count as equivalent, in the unit: for STD and the average;
+    #: the worst domain has twice as much. 0 means 1 point for a fraction, and otherwise 1 % of the
+    #: average of the method that is compared with.
     margin: float = 0.0
     #: Number of decimals in tables.
     digits: int = 2
