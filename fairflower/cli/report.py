@@ -49,7 +49,7 @@ def report(
             "-f",
             metavar="|".join(FORMATS),
             help="html: a page with tables and figures. latex: all tables, for the booktabs "
-            "package. csv: the accuracy table. md: the printed tables and verdicts as Markdown.",
+            "package. csv: the first table. md: the printed tables and verdicts as Markdown.",
         ),
     ] = "html",
     table: Annotated[

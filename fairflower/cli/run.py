@@ -126,7 +126,7 @@ def compare(
         typer.Option(
             "--leave-one-domain-out",
             help="Repeat all runs once for each domain, holding out that domain (data.held-out), "
-            "and print a table of accuracies on the held-out domains.",
+            "and print a table of scores on the held-out domains.",
         ),
     ] = False,
     overrides: ConfigOverrides,
@@ -138,7 +138,7 @@ def compare(
             "--plan",
             help="Only print the planned runs and the smallest difference that they can detect. "
             "With earlier runs (--pilot), also print the number of federations needed to detect a "
-            "difference of 2 points.",
+            "difference of 2 points (for scores that are no fractions, 2 % of the average).",
         ),
     ] = False,
     pilot: Annotated[

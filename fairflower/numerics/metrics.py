@@ -317,8 +317,7 @@ def summaries(score: Score) -> tuple[Summary, ...]:
 
 def _of(score: Score, row: Summary) -> Summary:
     """Return a summary in a score's unit."""
-    fraction = score.unit == "%" and score.better > 0
-    of = "" if fraction else score.title
+    of = "" if score.like_accuracy else score.title
     return replace(row, unit=score.unit, digits=score.digits, of=of)
 
 

@@ -32,8 +32,9 @@ class Score:
     #: Range of the values.
     low: float = 0.0
     high: float = 1.0
-    #: Differences within which methods count as equivalent, in the unit. 0 means 1 point for a
-    #: fraction, and otherwise 1 % of the average of the method that is compared with.
+    #: Differences within which methods count as equivalent, in the unit: for STD and the average;
+    #: the worst domain has twice as much. 0 means 1 point for a fraction, and otherwise 1 % of the
+    #: average of the method that is compared with.
     margin: float = 0.0
     #: Number of decimals in tables.
     digits: int = 2
@@ -63,13 +64,18 @@ class Score:
         return "points" if self.unit == "%" else self.unit
 
     @property
+    def like_accuracy(self) -> bool:
+        """Whether values are fractions, and higher is better."""
+        return self.unit == "%" and self.better > 0
+
+    @property
     def stated(self) -> str:
         """The name in tables, the unit and, unless it is a fraction's, the direction.
 
         >>> ACCURACY.stated, Score("rmse", -1, "days", title="RMSE").stated
         ('accuracy in %', 'RMSE, days; lower is better')
         """
-        if self.unit == "%" and self.better > 0:
+        if self.like_accuracy:
             return f"{self.title} in %"
         better = {1: "; higher is better", -1: "; lower is better", 0: ""}[self.better]
         return f"{self.title}{self.unit and f', {self.unit}'}{better}"

@@ -16,7 +16,7 @@ from fairflower.config.text import join_words
 from fairflower.data.federation import by_field
 from fairflower.numerics.metrics import MIN, STD
 from fairflower.numerics.scores import Score
-from fairflower.report.cells import MARK, thousands
+from fairflower.report.cells import MARK, capitalized, thousands
 from fairflower.report.methods import BASELINES, Comparison
 from fairflower.report.reading import Run
 from fairflower.server.privacy import together
@@ -111,7 +111,7 @@ def machine_line(comparison: Comparison) -> str:
 
 # --- notes ----------------------------------------------------------------------------
 
-#: Beginning of notes on group fairness, which depend only on the data and not on the method.
+#: Beginning of notes on group fairness or scores, which depend only on the data, not on the method.
 _UNDEFINED = "undefined for"
 
 
@@ -229,8 +229,9 @@ def _run_notes(comparison: Comparison) -> Iterator[str]:
     federations = {run.federation for run in comparison.kept_runs}
     for note, found in undefined.items():
         numbers = join_words(sorted(map(str, found)))
-        where = f"Federation{'s' if len(found) > 1 else ''} {numbers}: group"
-        yield f"{'Group' if found == federations else where} fairness is {note}"
+        where = f"Federation{'s' if len(found) > 1 else ''} {numbers}: "
+        what = "group fairness is" if comparison.classes else "scores are"
+        yield capitalized(f"{'' if found == federations else where}{what} {note}")
 
 
 def _unshared(comparison: Comparison) -> list[str]:

@@ -102,7 +102,7 @@ def score_table(comparison: Comparison, window: int) -> Table:
 def _spelled(comparison: Comparison, score: Score) -> str:
     """Spell out the short name of a score, and say what it is if clients tested; may be empty."""
     told = score.phrase in (score.title, score.name)
-    name = "" if told else f"{score.title}: {score.phrase}. "
+    name = "" if told else f"{capitalized(score.title)}: {score.phrase}. "
     of_clients = (run.config.get("evaluate.by") == "clients" for run in comparison.kept_runs)
     if comparison.classes or not any(of_clients):
         return name
@@ -118,7 +118,7 @@ def further_tables(comparison: Comparison) -> Iterator[Table]:
         shown = replace(score, digits=max(score.digits, comparison.score.digits))
         _, worst = average_and_worst(score.better)
         yield metric_table(
-            f"{score.title} per domain, {comparison.span()}",
+            f"{capitalized(score.title)} per domain, {comparison.span()}",
             f"{comparison.examples.capitalize()} {score.stated}. {_spelled(comparison, score)}"
             f"{worst.title}: {worst.phrase}. {how_to_read(comparison)}",
             columns(comparison, shown),
@@ -308,7 +308,7 @@ def fairness_table(comparison: Comparison, level: str) -> Table:
         "Jain's index (1: all equal), Gini coefficient (0: all equal) and entropy "
         f"(ln K = {highest}: all equal). "
     )
-    if score.unit == "%" and score.better > 0:
+    if score.like_accuracy:
         caption = f"In %, except {relative}"
     else:
         there = rows[-1].title == "entropy"

@@ -142,7 +142,7 @@ def tuning_tables(tuned: Sequence[Tuned]) -> list[Table]:
 
 def _trials(tuned: Sequence[Tuned]) -> Table:
     first, metric = tuned[0], tuned[0].metric
-    lead = "In %, mean" if metric.stated.endswith(" in %") else f"{metric.stated}. Mean"
+    lead = "In %, mean" if metric.like_accuracy else f"{metric.stated}. Mean"
     return Table(
         title=f"Tuning: {metric.phrase} on validation examples",
         caption=(

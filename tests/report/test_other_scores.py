@@ -254,6 +254,16 @@ def test_an_infinite_value_counts_as_no_test(tmp_path: Path) -> None:
     assert any("c has no RMSE in any round" in note for note in run_notes(run))
 
 
+def test_undefined_scores_are_said_once(tmp_path: Path) -> None:
+    undefined = {"domain c": "r2 (all values of a target are equal)"}
+    runs = [
+        make(tmp_path / name, (1.0, 2.0, 3.0), name, undefined_metrics=undefined)
+        for name in ("fedavg", "uniform")
+    ]
+    found = [note for note in analyze(runs).chapters[0].notes if "r2" in note]
+    assert found == ["Scores are undefined for domain c: r2 (all values of a target are equal)."]
+
+
 def test_relative_summaries_need_values_above_zero() -> None:
     r2 = replace(ACCURACY, name="r2", low=-math.inf, unit="")
     assert not {"Jain", "Gini", "entropy"} & {row.title for row in summaries(r2)}
