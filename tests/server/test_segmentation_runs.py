@@ -29,6 +29,7 @@ from fairflower.data import Split, prepare
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError
 from fairflower.models import build, norm_arrays, set_arrays
+from fairflower.registry import CLIENTS
 from fairflower.server.contents import read_facts
 from fairflower.server.history import HELD_OUT
 from fairflower.server.session import Session
@@ -105,6 +106,17 @@ def test_strategies_that_need_losses_gradients_or_updates_run(
 ) -> None:
     folder = run(config(tmp_path, **STROKES, **{"strategy.name": strategy}))
     assert all(np.isfinite(list(values(folder, "domain", "loss").values())))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "client",
+    [name for name, kind in CLIENTS.items() if not kind.needed and name not in ("sgd", "fedavg")],
+)
+def test_all_clients_without_classes_or_a_head_run(client: str, tmp_path: Path) -> None:
+    settings = {"client.name": client, "evaluate.by": "both", "model.name": "unet:width=4"}
+    folder = run(config(tmp_path, **STROKES | settings))
+    assert all(np.isfinite(list(values(folder, "domain", "dice").values())))
 
 
 @pytest.mark.parametrize(
