@@ -32,7 +32,7 @@ BUDGETS = {
     "registry": 790,
     "report": 5270,
     "secure": 1180,
-    "server": 3530,
+    "server": 3540,
     "statistics": 400,
     "strategies": 3560,
     "tasks": 660,

@@ -39,6 +39,8 @@ class Measurement:
     count: bool = False
     #: Whether the value contains means over a client's classes; see ``Exchange.mean_of``.
     class_means: bool = False
+    #: Whether the value is defined only if targets are one class per example.
+    of_classes: bool = False
     #: Whether a client knows the value of the trained model before it trains.
     planned: bool = False
     #: Whether the next round needs the model that the client trains in this round.
@@ -66,7 +68,7 @@ class _Measurements(UserDict[str, Measurement]):
 
 
 _received, _trained = partial(Measurement, "received"), partial(Measurement, "trained")
-_share = partial(_received, low=0, high=1)
+_share = partial(_received, low=0, high=1, of_classes=True)
 _vector = partial(Measurement, shape="vector")
 _PEOPLE = (
     "a single array named ``h``: for each group of people (``data.groups``) the numbers of "
@@ -103,15 +105,20 @@ MEASUREMENTS = _Measurements(
         "trained",
         "a single array named ``h``: mean over classes of each class's mean representation",
         class_means=True,
+        of_classes=True,
     ),
     received_representation=_vector(
         "received",
         "like ``representation``, but computed by the received model",
         class_means=True,
+        of_classes=True,
     ),
     received_group_counts=_vector("received", _PEOPLE, low=0),
     class_counts=_vector(
-        "received", "a single array named ``h``: number of training examples per class", low=0
+        "received",
+        "a single array named ``h``: number of training examples per class",
+        low=0,
+        of_classes=True,
     ),
 )
 

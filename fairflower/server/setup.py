@@ -29,6 +29,7 @@ from fairflower.models import Model, frozen_digest, initial_local_arrays, to_num
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.participation.availability import Trace, read_availability
 from fairflower.registry import MODELS, RANDOM_WEIGHTS
+from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.registry.user_metrics import directions, load_metrics, metric_names
 from fairflower.secure.protocol import SMALLEST_SUM
 from fairflower.secure.rounds import described
@@ -152,7 +153,6 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     groups = federation.groups, federation.group_names
     check_comparable("the federation", *groups, federation.num_classes, federation.learns)
     _check_metric_names(config, federation)
-    _check_classes(config, federation)
     num_clients = len(federation.clients)
     registration.check_num_supernodes(len(registry.nodes), num_clients)
     check_client_settings(config, federation)
@@ -161,6 +161,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     if config.evaluate.by != "clients":  # otherwise the server may lack the tokenizer
         _check_padding(config, evaluator.model)
     strategy = _make_strategy(config, evaluator)
+    _check_classes(config, federation, strategy)
     _check_network(config, evaluator, strategy)
     if config.privacy.on:
         if buffers := sorted(strategy.buffers_of(evaluator.arrays())):
@@ -215,14 +216,22 @@ def _check_network(
         ) from error
 
 
-def _check_classes(config: RunConfig, federation: Federation) -> None:
-    """Raise ``ConfigError`` for settings that need classes if the targets are none."""
+def _check_classes(config: RunConfig, federation: Federation, strategy: FairStrategy) -> None:
+    """Raise ``ConfigError`` for a setting or strategy that needs classes if targets are none."""
+    if federation.learns.classes:
+        return
+    if needs := [n for n in strategy._measurements if MEASUREMENTS.assumed(n).of_classes]:
+        raise ConfigError(
+            f"strategy.name = {config.strategy.name!r} needs {needs[0]} of each client, which is "
+            f"defined for one class per example, but the task of the data is {federation.task}. "
+            "Choose another strategy, or data of classes."
+        )
     settings = {
         "train.logit-adjustment": config.train.logit_adjustment,
         "evaluate.auc": config.evaluate.auc,
     }
     for key, value in settings.items():
-        if value and not federation.learns.classes:
+        if value:
             raise ConfigError(
                 f"{key} = true needs one class per example, but the task of the data is "
                 f"{federation.task}. Set it to false."

@@ -122,6 +122,10 @@ def test_all_clients_without_classes_or_a_head_run(client: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"strategy.name": "fedce"}, "'fedce' needs (received|minus)_accuracy of each client"),
+        ({"strategy.name": "fairfed"}, "'fairfed' needs received_accuracy of each client"),
+        ({"strategy.name": "daa"}, "'daa' needs class_counts of each client"),
+        ({"strategy.name": "fedgcr"}, "'fedgcr' needs received_representation of each client"),
         ({"train.logit-adjustment": True}, "logit-adjustment = true needs one class per example"),
         ({"evaluate.auc": True}, "evaluate.auc = true needs one class per example"),
         ({"data.dirichlet-alpha": 0.5}, "dirichlet-alpha = 0.5 divides classes"),
