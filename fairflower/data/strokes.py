@@ -146,10 +146,10 @@ def _phone(ink: Values, rng: np.random.Generator) -> Values:
     across = (place * np.cos(angle) + place[:, None] * np.sin(angle)) / SIZE
     edge, depth = rng.uniform(-0.3, 0.3, angle.shape), rng.uniform(0.4, 0.7, angle.shape)
     middle = (np.cos(angle) + np.sin(angle)) / 2
-    shadow: Values = 1 - depth / (1 + np.exp(-12 * (across - middle - edge)))
+    shadow = 1 - depth / (1 + np.exp(-12 * (across - middle - edge)))
     paper = 0.8 + 0.1 * _clouds(count, 4, rng) - lines - 0.35 * _blurred(ink, 1)
-    scan: Values = paper * shadow + rng.normal(0, 0.02, ink.shape)
-    return scan
+    pixels: Values = paper * shadow + rng.normal(0, 0.02, ink.shape)
+    return pixels
 
 
 _SCANNERS: dict[str, Callable[[Values, np.random.Generator], Values]] = {

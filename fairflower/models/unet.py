@@ -33,9 +33,9 @@ class Segmenter(Model):
     def forward(self, x: Tensor) -> Tensor:
         """Map normalized images [N, C, H, W] to logits [N, classes, H, W]."""
         height, width = x.shape[2:]
-        missing = -width % self.stride, -height % self.stride
-        if any(missing):
-            x = F.pad(x, (0, missing[0], 0, missing[1]))
+        right, below = -width % self.stride, -height % self.stride
+        if right or below:
+            x = F.pad(x, (0, right, 0, below))
         return self.maps(x)[..., :height, :width]
 
 

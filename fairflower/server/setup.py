@@ -154,7 +154,6 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     groups = federation.groups, federation.group_names
     check_comparable("the federation", *groups, federation.num_classes, federation.learns)
     _check_metric_names(config, federation)
-    _check_classes(config, federation)
     num_clients = len(federation.clients)
     registration.check_num_supernodes(len(registry.nodes), num_clients)
     check_client_settings(config, federation)
@@ -238,20 +237,6 @@ def _check_network(
             f"{client.name!r} and strategy.name = {config.strategy.name!r}: {reason} Correct the "
             "network, or choose another client or strategy."
         ) from error
-
-
-def _check_classes(config: RunConfig, federation: Federation) -> None:
-    """Raise ``ConfigError`` for settings that need classes if the targets are none."""
-    settings = {
-        "train.logit-adjustment": config.train.logit_adjustment,
-        "evaluate.auc": config.evaluate.auc,
-    }
-    for key, value in settings.items():
-        if value and not federation.learns.classes:
-            raise ConfigError(
-                f"{key} = true needs one class per example, but the task of the data is "
-                f"{federation.task}. Set it to false."
-            )
 
 
 def _check_metric_names(config: RunConfig, federation: Federation) -> None:

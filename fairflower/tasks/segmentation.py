@@ -48,7 +48,7 @@ class Segmentation(Task):
     Parameters
     ----------
     smooth
-        The s above, in pixels. Default 1, that of nnU-Net's Dice loss.
+        The s above, in pixels. Default 1, that of nnU-Net's class of this loss.
     """
 
     scores = DICE, IOU

@@ -29,6 +29,7 @@ from fairflower.data import Split, prepare
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError
 from fairflower.models import build, norm_arrays, set_arrays
+from fairflower.registry import CLIENTS
 from fairflower.server.contents import read_facts
 from fairflower.server.history import HELD_OUT
 from fairflower.server.session import Session
@@ -107,9 +108,24 @@ def test_strategies_that_need_losses_gradients_or_updates_run(
     assert all(np.isfinite(list(values(folder, "domain", "loss").values())))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "client",
+    [name for name, kind in CLIENTS.items() if not kind.needed and name not in ("sgd", "fedavg")],
+)
+def test_all_clients_without_classes_or_a_head_run(client: str, tmp_path: Path) -> None:
+    settings = {"client.name": client, "evaluate.by": "both", "model.name": "unet:width=4"}
+    folder = run(config(tmp_path, **STROKES | settings))
+    assert all(np.isfinite(list(values(folder, "domain", "dice").values())))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"strategy.name": "fedce"}, "'fedce' needs (received|minus)_accuracy of each client"),
+        ({"strategy.name": "fairfed"}, "'fairfed' needs received_accuracy of each client"),
+        ({"strategy.name": "daa"}, "'daa' needs class_counts of each client"),
+        ({"strategy.name": "fedgcr"}, "'fedgcr' needs received_representation of each client"),
         ({"train.logit-adjustment": True}, "logit-adjustment = true needs one class per example"),
         ({"evaluate.auc": True}, "evaluate.auc = true needs one class per example"),
         ({"data.dirichlet-alpha": 0.5}, "dirichlet-alpha = 0.5 divides classes"),
