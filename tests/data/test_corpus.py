@@ -13,6 +13,7 @@ from test_texts import network_with_tokenizer
 from fairflower.config import DataConfig
 from fairflower.data import DataError, files, prepare
 from fairflower.data.corpus import DomainCorpus, Languages
+from fairflower.data.sites import open_site
 from fairflower.testing import check_data
 
 LANGUAGES = Languages(DataConfig(name="languages"))
@@ -143,8 +144,22 @@ def test_too_few_texts_and_folders_without_texts_are_refused(
     (folder / "single" / "a.txt").write_text("only this")
     with pytest.raises(DataError, match=r"single: found 1 texts .*at least 2.* several files"):
         opened(folder).labels("single", "test")
-    with pytest.raises(DataError, match=r"has no subfolders\. Expected <domain>/\*\.txt"):
+    (folder / "single" / "a.txt").unlink()
+    with pytest.raises(DataError, match=r"single has no texts\. Expected <domain>/\*\.txt"):
         opened(folder / "single").labels("x", "test")
+    (folder / "single").rmdir()
     monkeypatch.setattr(files, "free_memory", lambda: 10)
     with pytest.raises(DataError, match=r"0\.txt: reading it takes .*Divide the file"):
         opened(folder).labels("news", "test")
+
+
+def test_a_site_may_have_a_folder_of_texts(folder: Path) -> None:
+    """With a folder for its domain, or only files; but not with both."""
+    config = DataConfig(name="corpus", dir=str(folder))
+    assert open_site(config, "mail").domains == ("mail",)
+    config = DataConfig(name="corpus", dir=str(folder / "news"))
+    site = open_site(config, "a newspaper")
+    assert (site.domains, site.num_classes, site.task) == (("a newspaper",), 257, "next-token")
+    (folder / "more.txt").write_text("in no domain")
+    with pytest.raises(DataError, match=r"more\.txt is not in the folder of a domain: .*Move it"):
+        opened(folder)
