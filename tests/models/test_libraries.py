@@ -535,3 +535,15 @@ def test_language_models_that_do_not_fit_are_refused(causal: Any, folder: Any) -
         build_causal(causal("gpt2"), 60)
     with pytest.raises(ConfigError, match=r"has no head: .* choose another client\.name"):
         models.head_arrays(build_causal(causal("gpt2")))
+
+
+def test_a_language_model_is_exchanged_whole_with_shared_weights_once(causal: Any) -> None:
+    path = causal("gpt2")
+    model, other = build_causal(path), build_causal(path, weights="random", seed=1)
+    arrays = copy_arrays(model)
+    assert "body.transformer.wte.weight" in arrays
+    assert "body.lm_head.weight" not in arrays
+    _, ids = texts(0)
+    assert not torch.equal(model.eval()(ids[:, :-1]), other.eval()(ids[:, :-1]))
+    set_arrays(other, arrays, "other")
+    assert torch.equal(model(ids[:, :-1]), other(ids[:, :-1]))
