@@ -208,7 +208,7 @@ class DomainCorpus(BlockSet, DataSetOfFiles[Texts]):
                 f"{self.source(domain)}: found {len(texts)} texts in files *.txt and *.jsonl; "
                 "expected at least 2, because the first and every fifth after it is a test text. "
                 "Add texts, or divide a long one into several files.",
-                public=f"found {len(texts)} texts; expected at least 2",
+                public="too few texts; expected at least 2",
             )
         return {"test": texts[::5], "train": [t for k, t in enumerate(texts) if k % 5]}
 
