@@ -89,7 +89,10 @@ class Restless(DomainNpzFolder):
     ("kind", "message"),
     [
         (Fickle, "a, train: images of row 0 differ between calls"),
-        (FromMinusOne, "FromMinusOne: a: train: labels: found labels from -1 to 1; expected 0 to 65535"),
+        (
+            FromMinusOne,
+            "FromMinusOne: a: train: labels: found labels from -1 to 1; expected 0 to 65535",
+        ),
         (Scaled, r"a: train: images: found float64 \[5, 4, 4\]; expected uint8 \[5, H, W\]"),
         (Restless, "the fingerprint differs between calls"),
     ],
@@ -148,7 +151,10 @@ class NoRows(DomainNpzFolder):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (FromMinusOne, "FromMinusOne: a: train: labels: found labels from -1 to 1; expected 0 to 65535"),
+        (
+            FromMinusOne,
+            "FromMinusOne: a: train: labels: found labels from -1 to 1; expected 0 to 65535",
+        ),
         (Whole, r"a: train: labels: found float64 \[41\]; expected whole-number labels \[N\]"),
         (FromOne, "a: train: labels: found labels from 1 to 3; expected 0 to 2, the class numbers"),
         (Scaled, r"a: train: images: found float64 \[40, 4, 4\]; expected uint8 \[40, H, W\]"),

@@ -36,10 +36,10 @@ from fairflower.data import Augment, Split
 from fairflower.errors import ConfigError
 from fairflower.registry.measurements import MEASUREMENTS, Measurement
 from fairflower.strategies import FedEquilibria
+from fairflower.tasks import CLASSIFICATION, Task, task_of
 from fairflower.testing.rounds import Rounds
 from fairflower.training import fisher as module
 from fairflower.training import modes
-from fairflower.tasks import CLASSIFICATION, Task, task_of
 from fairflower.training.fisher import chunk_size
 from fairflower.training.gradients import losses_at
 from fairflower.training.measurements import (
