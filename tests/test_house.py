@@ -20,7 +20,7 @@ BUDGETS = {
     "cli": 1370,
     "clients": 1730,
     "config": 1890,
-    "data": 5890,
+    "data": 5900,
     "deploy": 720,
     "engines": 1560,
     "exchanges": 550,

@@ -179,7 +179,7 @@ class ModelConfig:
     name: Annotated[
         str,
         "Model: a name from `fairflower list models`, or module:Class. Default for features: mlp; "
-        "for token ids: embedding-bag; for masks: unet.",
+        "for token ids: embedding-bag, and gpt for next-token; for masks: unet.",
     ] = "cnn"
     weights: Annotated[
         str,

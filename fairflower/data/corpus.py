@@ -146,10 +146,11 @@ def _embedded() -> dict[str, list[str]]:
 class DomainCorpus(BlockSet, DataSetOfFiles[Texts]):
     """Texts in ``data.dir`` (or ``$FAIRFLOWER_DATA``) as ``<domain>/*.txt`` or ``*.jsonl``.
 
-    Each .txt file is a text, and each line of a .jsonl file, an object with the key ``text``; both
-    are encoded in UTF-8. Every fifth text of a domain, by file name and line, starting with the
-    first, is a test text, so a domain needs at least two texts. Other files and hidden files are
-    skipped. Each domain is divided equally among its clients by default.
+    A folder with such files itself is a single domain, named after the folder. Each .txt file is a
+    text, and so is each line of a .jsonl file, an object with the key ``text``; both are encoded in
+    UTF-8. Every fifth text of a domain, by file name and line, starting with the first, is a test
+    text, so a domain needs at least two texts. Other files and hidden files are skipped. Each
+    domain is divided equally among its clients by default.
     """
 
     title = "A folder of texts without classes"
@@ -160,31 +161,34 @@ class DomainCorpus(BlockSet, DataSetOfFiles[Texts]):
 
     def all_domains(self) -> Sequence[str]:
         """Return the names of the domains' folders, sorted."""
-        names = encodable(path.name for path in folders_in(self.folder))
-        if not names:
+        folders, stray = folders_in(self.folder), _files_in(self.folder)
+        if folders and stray:
             raise DataError(
-                f"{self.folder} has no subfolders. Expected <domain>/*.txt or <domain>/*.jsonl in "
-                "it."
+                f"{stray[0]} is not in the folder of a domain: {self.folder} must contain "
+                "<domain>/*.txt or <domain>/*.jsonl. Move it to one, or remove it."
             )
-        return names
+        if not (folders or stray):
+            raise DataError(
+                f"{self.folder} has no texts. Expected <domain>/*.txt or <domain>/*.jsonl in it."
+            )
+        return encodable(path.name for path in folders or [self.folder])
 
     def texts(self, domain: str, split: str) -> Sequence[str]:
         return self._open(domain)[split]
 
     def fingerprint(self) -> Any:
-        paths = (path for domain in self.domains for path in self._files(domain))
+        paths = (path for domain in self.domains for path in _files_in(self._place(domain)))
         return [*map(files.stamp, paths), stamp_of(self.tokenizer)]
 
     def source(self, domain: str) -> str:
-        return str(self.folder / domain)
+        return str(self._place(domain))
 
-    def _files(self, domain: str) -> list[Path]:
-        paths = (self.folder / domain).iterdir()
-        return sorted(p for p in paths if p.suffix in SUFFIXES and not p.name.startswith("."))
+    def _place(self, domain: str) -> Path:
+        return self.folder / domain if folders_in(self.folder) else self.folder
 
     def _read(self, domain: str) -> Texts:
         texts: list[str] = []
-        for path in self._files(domain):
+        for path in _files_in(self._place(domain)):
             with (
                 files.explained(f"{path} cannot be read as text in UTF-8"),
                 files.open_regular(path) as file,
@@ -204,9 +208,15 @@ class DomainCorpus(BlockSet, DataSetOfFiles[Texts]):
                 f"{self.source(domain)}: found {len(texts)} texts in files *.txt and *.jsonl; "
                 "expected at least 2, because the first and every fifth after it is a test text. "
                 "Add texts, or divide a long one into several files.",
-                public=f"found {len(texts)} texts; expected at least 2",
+                public="too few texts; expected at least 2",
             )
         return {"test": texts[::5], "train": [t for k, t in enumerate(texts) if k % 5]}
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Return the sorted files with texts in a folder, without hidden ones."""
+    paths = (p for p in folder.iterdir() if not p.name.startswith("."))
+    return sorted(path for path in paths if path.suffix in SUFFIXES)
 
 
 def _text_in(line: str, where: str) -> str:

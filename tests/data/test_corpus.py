@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
 from test_texts import network_with_tokenizer
 
+from experiments import embed_languages
 from fairflower.config import DataConfig
 from fairflower.data import DataError, files, prepare
 from fairflower.data.corpus import DomainCorpus, Languages
+from fairflower.data.sites import open_site
 from fairflower.testing import check_data
 
 LANGUAGES = Languages(DataConfig(name="languages"))
@@ -71,6 +77,35 @@ def test_the_license_is_in_the_file() -> None:
     content = json.loads(path.read_text())
     assert content["license"].startswith("Copyright (c) Django Software Foundation")
     assert path.stat().st_size < 250_000
+
+
+def catalog(texts: dict[str, str]) -> bytes:
+    """Return a file .mo, as GNU gettext describes it."""
+    texts = {"": "Content-Type: text/plain; charset=UTF-8\n", **texts}
+    pairs = [(key.encode(), text.encode()) for key, text in sorted(texts.items())]
+    tables, strings, start = [b"", b""], b"", 28 + 16 * len(pairs)
+    for pair in pairs:
+        for k, value in enumerate(pair):
+            tables[k] += struct.pack("<2I", len(value), start + len(strings))
+            strings += value + b"\0"
+    head = struct.pack("<7I", 0x950412DE, 0, len(pairs), 28, 28 + 8 * len(pairs), 0, start)
+    return head + b"".join(tables) + strings
+
+
+def test_the_embedding_script_keeps_texts_that_all_languages_have(tmp_path: Path) -> None:
+    english = {"May": "{0} May", "may": "{0} May", "day\0days": "{0} day\0{0} days", "no": "{0} no"}
+    with ZipFile(tmp_path / "django.whl", "w") as wheel:
+        wheel.writestr("d/licenses/LICENSE", "terms")
+        for code in embed_languages.LANGUAGES.values():
+            texts = {key: text.format(code) for key, text in english.items()}
+            texts |= {"no": ""} if code == "el" else {}
+            wheel.writestr(f"django/locale/{code}/LC_MESSAGES/django.mo", catalog(texts))
+            wheel.writestr(f"django/locale/{code}/LC_MESSAGES/django.po", b"skipped")
+    content = json.loads(embed_languages.packed(tmp_path / "django.whl"))
+    assert (content["license"], content["languages"]) == ("terms", list(FIRST))
+    packed = zlib.decompress(base64.b85decode(content["texts"])).decode()
+    # Of the two texts with the same translation, the first is kept.
+    assert packed.split("\1")[:2] == ["de May\0de day", "fr May\0fr day"]
 
 
 @pytest.fixture
@@ -143,8 +178,22 @@ def test_too_few_texts_and_folders_without_texts_are_refused(
     (folder / "single" / "a.txt").write_text("only this")
     with pytest.raises(DataError, match=r"single: found 1 texts .*at least 2.* several files"):
         opened(folder).labels("single", "test")
-    with pytest.raises(DataError, match=r"has no subfolders\. Expected <domain>/\*\.txt"):
+    (folder / "single" / "a.txt").unlink()
+    with pytest.raises(DataError, match=r"single has no texts\. Expected <domain>/\*\.txt"):
         opened(folder / "single").labels("x", "test")
+    (folder / "single").rmdir()
     monkeypatch.setattr(files, "free_memory", lambda: 10)
     with pytest.raises(DataError, match=r"0\.txt: reading it takes .*Divide the file"):
         opened(folder).labels("news", "test")
+
+
+def test_a_site_may_have_a_folder_of_texts(folder: Path) -> None:
+    """With a folder for its domain, or only files; but not with both."""
+    config = DataConfig(name="corpus", dir=str(folder))
+    assert open_site(config, "mail").domains == ("mail",)
+    config = DataConfig(name="corpus", dir=str(folder / "news"))
+    site = open_site(config, "a newspaper")
+    assert (site.domains, site.num_classes, site.task) == (("a newspaper",), 257, "next-token")
+    (folder / "more.txt").write_text("in no domain")
+    with pytest.raises(DataError, match=r"more\.txt is not in the folder of a domain: .*Move it"):
+        opened(folder)

@@ -58,6 +58,12 @@ def test_a_folder_of_texts_passes_check_data_and_is_tokenized(folder: Path) -> N
     )
 
 
+def test_bytes_are_tokens_of_a_table_too(folder: Path) -> None:
+    ids = opened(folder, tokenizer="bytes", length=9).tokens("books", "test", np.array([0]))
+    assert ids[0].tolist() == [1 + byte for byte in b"page nove"]
+    assert opened(folder, tokenizer="bytes").vocabulary == 257
+
+
 ASCII = "Good, good books: 3.5 stars_really don't a-b (c)\tEnd!?"
 
 

@@ -19,6 +19,7 @@ from fairflower.config import ModelConfig, RunConfig
 from fairflower.errors import ConfigError, NotInstalled, installed
 from fairflower.models import copy_arrays, set_arrays, trainable
 from fairflower.models.libraries import swap_padding
+from fairflower.tasks import task_of
 from fairflower.testing import check_model
 from fairflower.training.fisher import fisher_diagonal
 from fairflower.training.gradients import mean_gradient
@@ -425,3 +426,124 @@ def test_the_fisher_of_a_text_classifier_matches_single_samples(folder: Any, kin
             expected = torch.stack([gradient[key].square() for gradient in single]).mean(0)
             atol = 1e-4 * expected.max().item() + 1e-12
             torch.testing.assert_close(value, expected, rtol=1e-3, atol=atol)
+
+
+# --- causal language models -------------------------------------------------------------
+
+WIDTH = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+CAUSAL: dict[str, dict[str, Any]] = {
+    "gpt2": WIDTHS["gpt2"],
+    "llama": {**WIDTH, "intermediate_size": 32, "pad_token_id": 3},
+    "gpt_neox": {**WIDTH, "intermediate_size": 32, "pad_token_id": 49},
+    "opt": {**WIDTH, "ffn_dim": 32, "word_embed_proj_dim": 16, "pad_token_id": 1},
+    "bert": {**WIDTH, "pad_token_id": 0},
+}
+NEXT = task_of("next-token")
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return the folder of a causal language model with random weights, by its type."""
+    import transformers
+
+    def create(kind: str, **options: Any) -> Path:
+        path = tmp_path_factory.mktemp(kind)
+        config = transformers.AutoConfig.for_model(kind, **SMALL | CAUSAL[kind] | options)
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
+        return path
+
+    return create
+
+
+def build_causal(path: Path, vocabulary: int = 50, **options: Any) -> Any:
+    seed = options.pop("seed", 0)
+    return models.build(f"hf:{path}", vocabulary, (vocabulary, 12), seed, task=NEXT, **options)
+
+
+def texts(pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return token ids as transformers has them, [N, L + 1], and as a data set does."""
+    draws = torch.Generator().manual_seed(1)
+    raw = torch.randint(0, 50, (4, 13), generator=draws)
+    raw[0, 3] = 0  # a word, unless it is the padding token
+    raw[raw == pad] = 7
+    raw[1, 6:] = pad  # a short text
+    return raw, swap_padding(raw, pad)
+
+
+@pytest.mark.parametrize(
+    "kind", mark_others_nightly([(k,) for k in CAUSAL if k != "bert"], [("gpt2",), ("llama",)])
+)
+def test_the_loss_per_token_is_that_of_transformers(causal: Any, kind: str) -> None:
+    """Also with a short text, with another padding token, and with token 0 as a word."""
+    import transformers
+
+    path = causal(kind)
+    whole = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
+    raw, ids = texts(whole.config.pad_token_id)
+    assert (ids == 0).sum() == 7
+    assert (kind == "gpt2") == bool((raw != 0)[0, 3])
+    expected = whole(
+        input_ids=raw, attention_mask=(ids != 0).long(), labels=raw.where(ids != 0, -100)
+    )
+    model = build_causal(path).eval()
+    with torch.no_grad():
+        sums = NEXT.sums(model(ids[:, :-1]), ids[:, 1:])
+    torch.testing.assert_close((sums["token_loss"] / sums["tokens"]).float(), expected.loss)
+    hidden = whole.base_model(input_ids=raw[:1, :-1]).last_hidden_state.mean(1)
+    torch.testing.assert_close(model.represent(ids[:1, :-1]), hidden)
+
+
+@pytest.mark.parametrize(
+    "kind", mark_others_nightly([(k,) for k in CAUSAL if k != "bert"], [("gpt2",), ("llama",)])
+)
+def test_lora_on_a_language_model_trains_adapters_only(causal: Any, kind: str) -> None:
+    path = causal(kind)
+    model, plain = build_causal(path, adapter="lora:r=2"), build_causal(path)
+    sent = copy_arrays(model)
+    assert set(sent) == set(trainable(model))
+    assert all("lora_" in key for key in sent)
+    assert not any(name in key for key in sent for name in ("lm_head", "embed_out"))
+    _, ids = texts(model.pad)
+    x, y = ids[:, :-1], ids[:, 1:]
+    assert torch.equal(model.eval()(x), plain.eval()(x))  # B is 0 at first
+    assert set(fisher_diagonal(model, [(x, y)], task=NEXT)) == set(sent)
+    optimizer = torch.optim.SGD(trainable(model).values(), lr=0.5)
+    NEXT.loss(model.train()(x), y).backward()
+    optimizer.step()
+    assert not torch.equal(model.eval()(x), plain(x))
+
+
+def test_data_may_have_fewer_token_ids_than_a_language_model(causal: Any) -> None:
+    for pad in (3, 45):
+        path = causal("llama", pad_token_id=pad)
+        x = torch.randint(1, 20, (2, 12), generator=torch.Generator().manual_seed(0))
+        x[x == pad] = 5
+        whole, some = build_causal(path).eval()(x), build_causal(path, 20).eval()(x)
+        torch.testing.assert_close(some, whole[..., :20])
+
+
+def test_language_models_that_do_not_fit_are_refused(causal: Any, folder: Any) -> None:
+    with pytest.raises(ConfigError, match="output at a place depends on tokens after it"):
+        build_causal(causal("bert"))
+    with pytest.raises(ConfigError, match="transformers has no distilbert causal language model"):
+        build_causal(folder("distilbert"))
+    with pytest.raises(ConfigError, match=r"its weights lack \d+ arrays"):
+        build_causal(folder("bert"))
+    with pytest.raises(ConfigError, match="has 50 token ids, but the data have 60"):
+        build_causal(causal("gpt2"), 60)
+    with pytest.raises(ConfigError, match=r"has no head: .* choose another client\.name"):
+        models.head_arrays(build_causal(causal("gpt2")))
+
+
+def test_a_language_model_is_exchanged_whole_with_shared_weights_once(causal: Any) -> None:
+    path = causal("gpt2")
+    model, other = build_causal(path), build_causal(path, weights="random", seed=1)
+    arrays = copy_arrays(model)
+    assert "body.transformer.wte.weight" in arrays
+    assert "body.lm_head.weight" not in arrays
+    _, ids = texts(0)
+    assert not torch.equal(model.eval()(ids[:, :-1]), other.eval()(ids[:, :-1]))
+    set_arrays(other, arrays, "other")
+    assert torch.equal(model(ids[:, :-1]), other(ids[:, :-1]))

@@ -1,0 +1,115 @@
+"""Whole runs on languages: strategies, tests by clients, and a stopped run that is resumed."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parametrize import mark_others_nightly
+from resuming import config, outcome, resume, session, stopped
+from rich.console import Console
+from runs import history
+from safetensors.numpy import load_file
+
+from fairflower.client_app import app as client_app
+from fairflower.engines.inline import InlineGrid
+from fairflower.engines.ray import RayGrid
+from fairflower.errors import ConfigError
+from fairflower.server.session import Session
+
+LANGUAGES = {
+    "data.name": "languages",
+    "data.domains": "german,greek,hebrew,japanese",
+    "model.name": "gpt:width=16:heads=2:layers=1",
+    "train.lr": 0.3,
+    "train.batch-size": 4,
+}
+
+
+def scores(folder: Path, server_round: int, level: str = "domain") -> dict[str, dict[str, float]]:
+    """Return the metrics of each domain in a round."""
+    found: dict[str, dict[str, float]] = {}
+    for row in history(folder):
+        if (row["round"], row["level"]) == (str(server_round), level):
+            found.setdefault(row["name"], {})[row["metric"]] = float(row["value"])
+    return found
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    mark_others_nightly(
+        [(s,) for s in ("fedavg", "qffl", "afl", "fedheal", "fedequilibria")],
+        [("qffl",), ("fedheal",)],
+    ),
+)
+def test_strategies_learn_languages(strategy: str, tmp_path: Path) -> None:
+    folder = session(config(tmp_path, **LANGUAGES, **{"strategy.name": strategy})).run()
+    first, last = scores(folder, 0), scores(folder, 3)
+    assert list(first) == LANGUAGES["data.domains"].split(",")
+    for domain, values in last.items():
+        assert first[domain]["nll"] == pytest.approx(math.log(257), rel=0.05)
+        assert values["nll"] < 0.96 * first[domain]["nll"]
+        assert values["perplexity"] == pytest.approx(math.exp(values["nll"]))
+        assert 0 <= values["token_accuracy"] <= 1
+        assert values["loss"] == pytest.approx(values["nll"], rel=0.05)  # equal without padding
+
+
+def test_clients_test_as_the_server_does(tmp_path: Path) -> None:
+    both = session(config(tmp_path, **LANGUAGES)).run()
+    clients = session(config(tmp_path, **LANGUAGES, **{"evaluate.by": "clients"})).run()
+    ours, theirs = scores(both, 3), scores(clients, 3)
+    for domain, values in ours.items():
+        for name in ("nll", "perplexity", "token_accuracy", "loss"):
+            assert theirs[domain][name] == pytest.approx(values[name], rel=1e-5)
+
+
+def test_a_stopped_run_continues_to_the_same_bits(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**LANGUAGES, "strategy.name": "fedheal"}
+    whole = session(config(tmp_path / "whole", **settings)).run()
+    part = stopped(config(tmp_path / "part", **settings), 2)
+    resume(part)
+    assert outcome(part) == outcome(whole)
+
+
+@pytest.mark.parametrize(
+    ("flat", "message"),
+    [
+        ({"model.name": "embedding-bag"}, r"embedding-bag.*expected an output of shape \(2, 64, 2"),
+        ({"client.name": "moon"}, "MOON needs one vector of features .*next-token has outputs"),
+        ({"client.name": "fedproto"}, "FedProto needs one vector of features"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_training(
+    flat: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        session(config(tmp_path, **LANGUAGES | flat)).run()
+
+
+@pytest.mark.slow
+def test_a_language_model_with_lora_has_the_same_bits_on_ray(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs fairflower[hf]")
+    pytest.importorskip("peft", reason="needs fairflower[hf]")
+    pytest.importorskip("ray", reason="needs fairflower[sim]")
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 257}
+    special = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+    network = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **special))
+    network.save_pretrained(tmp_path / "gpt2")
+    settings = {
+        **LANGUAGES,
+        **{"model.name": f"hf:{tmp_path / 'gpt2'}", "model.adapter": "lora:r=4"},
+        **{"num-server-rounds": 2, "strategy.name": "afl"},
+    }
+    models = []
+    for kind, options in ((InlineGrid, {}), (RayGrid, {"workers": 2})):
+        with closing(kind(client_app, 4, **options)) as grid:
+            run_config = config(tmp_path / kind.__name__, **settings)
+            folder = Session(grid, run_config, Console(quiet=True)).run()
+        arrays = load_file(folder / "model.safetensors")
+        assert arrays
+        assert all("lora_" in name for name in arrays)
+        models.append({name: array.tobytes() for name, array in arrays.items()})
+    assert models[0] == models[1]
