@@ -34,6 +34,7 @@ from fairflower.models import Model, frozen_digest
 from fairflower.registry.measurements import MEASUREMENTS, load_measurement
 from fairflower.registry.user_metrics import FAILED_METRICS, load_function
 from fairflower.secure.client import limit_tests, secure_mod
+from fairflower.tasks import check_known
 from fairflower.training.app import make_client_app
 from fairflower.training.batches import ClientData
 from fairflower.training.build import build_model, build_trainer
@@ -167,7 +168,7 @@ def _place(
             'but the server did not query the sites\' data. Set evaluate.by = "clients".'
         )
     site = open_site(_data_config(context, run), str(context.node_config["domain"]))
-    client_id, federation = int(config["client-id"]), _federation(str(config["federation"]))
+    client_id, federation = int(config["client-id"]), _federation(str(config["federation"]), site.task)
     return client_id, federation, _data(federation, client_id, site)
 
 
@@ -255,17 +256,18 @@ def _described(federation: Federation) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=2)
-def _federation(text: str) -> Federation:
-    """Return a message's federation, which has no clients, if its fields have the right types.
+def _federation(text: str, own: str) -> Federation:
+    """Return a message's federation, which has no clients, if it fits a site with the task ``own``.
 
     A text as number of classes would be the argument of a function that the message names.
     """
     federation = Federation.from_json(text, Path("at-the-sites"))
+    check_known(federation.task, own)
     counts = (1,) + (0,) * (federation.num_classes - 1) if federation.learns.classes else ()
     whole = ClientInfo(0, "a site", 1, counts)
     dataclasses.replace(
         federation, domains=("a site",), sources=("",), test_sizes=(1,), clients=(whole,)
-    ).check()
+    ).check(own)
     return federation
 
 

@@ -206,7 +206,7 @@ class Result(Results):
 
         Raises ``AttributeError`` if other than classes was learnt; see `score`.
         """
-        if self.run.primary is not ACCURACY:
+        if self.run.primary != ACCURACY:
             raise AttributeError(
                 f"{self.label} has no accuracy: its primary score is {self.run.primary.stated}. "
                 "Use score, or scores for all of them."

@@ -19,7 +19,7 @@ from fairflower.errors import DataError, is_text, quoted
 from fairflower.files import read_npy_header
 from fairflower.numerics.metrics import AVG, GAP, MIN, STD
 from fairflower.registry import KINDS
-from fairflower.tasks import CLASSIFICATION, Targets, Task, task_of
+from fairflower.tasks import CLASSIFICATION, Targets, Task, check_known, task_of
 
 META = "meta.json"
 
@@ -173,14 +173,17 @@ class Federation:
         del meta["folder"]
         return json.dumps(meta, default=by_field)
 
-    def check(self) -> None:
+    def check(self, own: str = "") -> None:
         """Check the fields of a federation, because ``from_json`` accepts any values.
+
+        Its task must be known here (`fairflower.tasks.check_known`), or be this site's ``own``.
 
         Raises ``DataError`` if a field does not have the type, length and range documented above,
         if a client has no examples, or if its ``class_counts`` do not sum to ``num_examples``.
         """
         try:
             conform(self, Federation)
+            check_known(self.task, own)
         except ValueError as error:
             raise DataError(str(error)) from error
         domains, classes, groups, shape = self.domains, self.classes, self.group_names, self.shape

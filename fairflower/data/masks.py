@@ -26,7 +26,7 @@ class MaskFolder(OwnImages):
     of the formats of images; file extensions may differ. A folder with ``images`` and ``masks`` is
     a single site, named after the folder. The values in masks are class numbers from 0, the
     background, and 255 where the class is unknown. Only if all masks have no other values than 0
-    and 255, 255 is class 1. Masks are resized as their images are, but by nearest neighbor.
+    and 255, and not more than two ``classes`` are declared, 255 is class 1. Masks are resized as their images are, but by nearest neighbor.
 
     ``classes`` is the number of classes, with the background. By default, it is one more than the
     largest class number of any site; set it if sites with data of their own may lack classes. For
@@ -69,6 +69,8 @@ class MaskFolder(OwnImages):
         if known <= {0}:
             raise DataError(f"{self.folder}: all masks are 0. Expected a class from 1 in a mask.")
         binary = [d for d, values in held.items() if UNKNOWN in values and values <= {0, UNKNOWN}]
+        if binary and (self.num_classes or 2) > 2:
+            return False  # declared classes
         if binary and not known <= {0, UNKNOWN}:
             raise DataError(
                 f"{self.source(binary[0])}: found masks with no other values than 0 and 255, but "

@@ -117,7 +117,10 @@ def _check_compatible(sites: Sequence[Federation], most: Federation) -> None:
         raise DataError(f"The sites' tasks differ ({', '.join(texts)}). Set data.task.")
     if not most.learns.classes and len({(s.num_classes, s.classes) for s in sites}) > 1:
         texts = (f"{s.domains[0]} {', '.join(s.classes) or s.num_classes}" for s in sites)
-        raise DataError(f"The sites' targets differ ({'; '.join(texts)}).")
+        raise DataError(
+            f"The sites' targets differ ({'; '.join(texts)}). All need the same, in the same "
+            "order; for masks, set data.name = 'masks:classes=NUMBER'."
+        )
     sizes = {_size(site): site.domains[0] for site in sites}
     if len(sizes) > 1:
         texts = (f"{domain} {'x'.join(map(str, size[1:]))}" for size, domain in sizes.items())

@@ -142,7 +142,7 @@ def _over_domains(comparison: Comparison, score: Score, methods: Sequence[Method
             title=row.title if primary else f"{row.title} {score.title}",
             of=partial(value, row=row),
             judged=row is not average,
-            gradient=row.gradient if score is ACCURACY else None,  # a mean over examples
+            gradient=row.gradient if score == ACCURACY else None,  # a mean over examples
             scale=scale,
         )
         for row in (worst, spread, average)

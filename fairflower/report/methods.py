@@ -230,7 +230,7 @@ class Comparison:
     @property
     def classes(self) -> bool:
         """Whether classes are learnt, whose primary score is the accuracy."""
-        return self.score is ACCURACY
+        return self.score == ACCURACY
 
     @property
     def lacking(self) -> str:
@@ -405,7 +405,7 @@ def group_runs(runs: Iterable[Run]) -> list[Comparison]:
         apart = differing([{_EXAMPLES: "version 1", **dict(m.setting)} for m in methods])
         by_name = {key: dict(zip(names, apart[key], strict=True)) for key in sorted(apart)}
         primary = members[0].primary
-        if primary is not ACCURACY:
+        if primary != ACCURACY:
             primary = primary.legible(float(np.nanmean(run.final())) for run in members)
         comparisons.append(Comparison(domains, tuple(methods), by_name, primary))
     return comparisons

@@ -259,7 +259,7 @@ class Run(ScoreHistory):
 
         Accuracy is defined wherever a domain was tested; other scores may be undefined there.
         """
-        title = "" if self.primary is ACCURACY else self.primary.title
+        title = "" if self.primary == ACCURACY else self.primary.title
         return self.untested(self.domains, title)
 
     def tests_by(self, metric: str) -> ScoreHistory:

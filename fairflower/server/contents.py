@@ -210,7 +210,9 @@ def checked_facts(info: Any, file: Path) -> dict[str, Any]:
 def scores_of(facts: Mapping[str, Any]) -> tuple[Score, ...]:
     """Return the scores of a run's task, the primary score first."""
     infinite = {"low": -math.inf, "high": math.inf}
-    scores = (Score(**(infinite | score)) for score in facts.get("scores", ()))
+    fields = ScoreFacts.__annotations__
+    known = ({k: v for k, v in s.items() if k in fields} for s in facts.get("scores", ()))
+    scores = (Score(**(infinite | score)) for score in known)
     return tuple(scores) or (ACCURACY, BALANCED_ACCURACY)
 
 

@@ -279,5 +279,5 @@ def counts_in(answers: Mapping[int, MetricRecord]) -> dict[int, fairness.Counts]
 
 
 def defined(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values that are not NaN."""
-    return {name: value for name, value in values.items() if not math.isnan(value)}
+    """Return the values that are finite."""
+    return {name: value for name, value in values.items() if math.isfinite(value)}

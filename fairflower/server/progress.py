@@ -105,7 +105,7 @@ class RunProgress:
             print(f"\r{line}", end=20 * " ", flush=True)
 
     def _view(self) -> RenderableType:
-        title = None if self._score is ACCURACY else escape(self._score.stated)
+        title = None if self._score == ACCURACY else escape(self._score.stated)
         table = Table(title=title, box=None, pad_edge=False, header_style="dim")
         table.add_column("round", justify="right")
         recent = self._rows[-RECENT:]
@@ -164,7 +164,7 @@ def round_line(
     of = f"of {len(tested)}: " if len(tested) < len(scores) else ""
     over = "  ".join(f"{r.heading} {_text(score, r(tested)):>5}" for r in _over(score))
     more = "".join(f"  |  {name} {text}" for name, text in (beside or {}).items())
-    named = "" if score is ACCURACY else f"{score.title}  "
+    named = "" if score == ACCURACY else f"{score.title}  "
     return f"round {server_round:>3}/{num_rounds}  {named}{domains}  |  {of}{over}{more}"
 
 

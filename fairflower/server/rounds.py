@@ -385,8 +385,11 @@ def _warn_if_diverged(folder: RunFolder, setup: RunSetup, server_round: int) -> 
     tested = folder.metrics.of(server_round).items()
     losses = [v for name, v in tested if name.startswith(("loss/", "validation_loss/"))]
     loss = float(np.max([0.0, *losses]))  # NaN if any loss is
-    guessing = setup.federation.learns.guess(setup.federation.num_classes) or 0.0
-    diverged = guessing > 0 and not loss <= DIVERGED * guessing
+    guessing = setup.federation.learns.guess(setup.federation.num_classes)
+    if guessing is None:  # then the initial model's loss stands for it, if it was tested
+        first = folder.metrics.of(0).items()
+        guessing = max((v for name, v in first if name.startswith("loss/")), default=math.inf)
+    diverged = not loss <= DIVERGED * guessing
     folder.note("diverged", loss if diverged else None)
     if diverged:
         further = ", or bound the updates (bound.clip-update-norm)"
@@ -394,7 +397,7 @@ def _warn_if_diverged(folder: RunFolder, setup: RunSetup, server_round: int) -> 
             further = ", or the noise (privacy.clip)"
         elif setup.config.secure_aggregation:  # the server sees no single update to bound
             further = ""
-        text = "The model's test loss is %.3g, but the loss of random guessing is %.3g: training "
+        text = "The model's test loss is %.3g, but that of guessing is %.3g: training "
         text += "has diverged. Decrease train.lr%s."
         logger.warning(text, loss, guessing, further)
 

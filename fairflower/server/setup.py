@@ -198,7 +198,8 @@ def _check_task(config: RunConfig, strategy: FairStrategy, federation: Federatio
     }
     for name in strategy._measurements:
         if (needs := MEASUREMENTS.assumed(name).needs) and not getattr(task, needs):
-            other = ", or strategy.metric = received_loss" * hasattr(strategy, "metric")
+            free = hasattr(strategy, "metric") and not strategy.ranges  # it takes any number
+            other = ", or strategy.metric = received_loss" * free
             raise ConfigError(
                 f"strategy.name = {config.strategy.name!r} needs {name}, but the task "
                 f"{federation.task} {lacking[needs]}. Choose another strategy.name{other}."

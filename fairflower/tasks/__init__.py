@@ -6,6 +6,7 @@ which one it is. Methods import torch when they compute, because reports read ta
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -161,6 +162,17 @@ def task_of(text: str) -> Task:
     return task
 
 
+def check_known(text: str, own: str = "") -> None:
+    """Raise ``ValueError`` if a text of another machine names code that is not in use here.
+
+    A task is built in, of an installed package or ``own``, or this process has its module already.
+    """
+    name = TaskSpec.read(text).name
+    known = name in TaskSpec.REGISTRY.data or name in TaskSpec.REGISTRY.offers() or text == own
+    if not known and name.partition(":")[0] not in sys.modules:
+        raise ValueError(f"task = {quoted(text)}: not the task of this run's data or data.task")
+
+
 def check_numbers(values: NDArray[Any], expected: str, shaped: bool, missing: bool = False) -> None:
     """Raise ``ValueError`` unless values are shaped, and finite in float32 or ``missing`` (NaN)."""
     if values.dtype.kind not in "biuf" or not shaped:
@@ -187,15 +199,16 @@ def as_numbers(means: Mapping[str, Any]) -> dict[str, float]:
 
 
 def from_numbers(numbers: Mapping[str, float]) -> dict[str, Any]:
-    """Return the means that `as_numbers` received, in the order of their numbers."""
+    """Return the means that `as_numbers` received, whatever the order of their numbers."""
     means: dict[str, Any] = {}
     for key, value in numbers.items():
-        name, several, _ = key.partition("/")
+        name, several, k = key.partition("/")
         if several:
-            means.setdefault(name, []).append(value)
+            means.setdefault(name, {})[int(k)] = value
         else:
             means[name] = value
-    return means
+    arrays = {n: [of[k] for k in sorted(of)] for n, of in means.items() if isinstance(of, dict)}
+    return means | arrays
 
 
 __all__ = [
@@ -203,6 +216,7 @@ __all__ = [
     "Targets",
     "Task",
     "as_numbers",
+    "check_known",
     "check_numbers",
     "from_numbers",
     "task_of",

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _INF = float("inf")
-#: 0.02 nats per token are 2 % of perplexity.
-NLL = Score("nll", -1, "nats", 0, _INF, 0.02, 3, title="NLL", phrase="loss per token")
+NLL = Score("nll", -1, "nats", 0, _INF, 0.0, 3, title="NLL", phrase="loss per token")
 PERPLEXITY = Score("perplexity", -1, "", 1, _INF, title="perplexity")
 TOKEN_ACCURACY = Score("token_accuracy", title="accuracy", phrase="accuracy per token")
 

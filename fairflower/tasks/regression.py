@@ -79,7 +79,7 @@ class Regression(Task):
         """Return targets, float32 [N], or [N, D] if D > 1."""
         least = 0 if self.kind == "poisson" else -_INF
         expected = f"finite numbers{' >= 0' * (least == 0)} [N] or [N, D]"
-        check_numbers(values, expected, values.ndim in (1, 2))
+        check_numbers(values, expected, values.ndim in (1, 2) and 0 not in values.shape[1:])
         width = self.num_outputs(values)
         if width != (num_outputs or width):
             raise ValueError(f"found {width} targets per example; expected {num_outputs}")

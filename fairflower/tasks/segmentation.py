@@ -16,8 +16,8 @@ from fairflower.tasks import Targets, Task
 if TYPE_CHECKING:
     from torch import Tensor
 
-DICE = Score("dice", margin=2.0, title="Dice", phrase="Dice score")
-IOU = Score("iou", margin=2.0, title="IoU", phrase="intersection over union")
+DICE = Score("dice", title="Dice", phrase="Dice score")
+IOU = Score("iou", title="IoU", phrase="intersection over union")
 
 #: Value of pixels whose class is unknown: losses and scores ignore them.
 UNKNOWN = 255

@@ -17,7 +17,7 @@ def check_task(
     """Check that a task's losses, sums and scores fit together, on made-up targets and outputs.
 
     ``num_outputs`` is the number of outputs to try, for examples of a ``shape``. Raises
-    ``AssertionError`` if targets are not accepted a second time, or NaN is; if losses are not [B],
+    ``AssertionError`` if targets are not accepted a second time; if losses are not [B],
     finite, at least 0 and those of each example alone; if sums do not add over batches, or lack the
     loss; or if no primary score is computed.
 
@@ -65,8 +65,9 @@ def _check(task: Task, num_outputs: int, shape: tuple[int, ...]) -> None:
         scores |= task.whole(*arrays)
     named = {declared.name: declared for declared in task.scores}
     assert task.primary.name in scores, f"no {task.primary.name}, the primary score, is computed."
-    for name, score in scores.items():
-        assert name in named, f"the score {name} is not declared in scores."
+    for name in scores.keys() & means.keys():
+        assert scores[name] == means[name], f"a sum and another score have the name {name}."
+    for name, score in ((n, value) for n, value in scores.items() if n in named):
         assert np.isnan(score) or named[name].low <= score <= named[name].high, (
             f"{name} = {score} is not in its range."
         )

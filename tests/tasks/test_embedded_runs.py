@@ -105,7 +105,7 @@ def test_a_strategy_that_needs_classes_is_refused_before_training(
     name: str, tmp_path: Path
 ) -> None:
     names = {"data.name": "heart-disease:target=severity", "strategy.name": name}
-    with pytest.raises(ConfigError, match=f"strategy.name = '{name}': it needs .*one class per"):
+    with pytest.raises(ConfigError, match=f"strategy.name = '{name}' needs "):
         run(config(tmp_path, **names), nodes=3)
 
 

@@ -1,6 +1,7 @@
 """The seam of tasks: every built-in task holds what `check_task` asks, and broken ones do not."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from fairflower.errors import ConfigError
 from fairflower.numerics.scores import Score
 from fairflower.registry import TASKS
-from fairflower.tasks import Task, as_numbers, from_numbers, task_of
+from fairflower.tasks import Task, as_numbers, check_known, from_numbers, task_of
 from fairflower.testing import check_task
 
 LOSSES = ("squared", "huber", "absolute", "quantile", "poisson")
@@ -67,12 +68,14 @@ class Unscored(Mean):
 @pytest.mark.parametrize("outputs", [2, 5])
 def test_every_task_is_consistent(name: str, outputs: int) -> None:
     arguments = {"horizon": 10.0, "intervals": outputs} if name == "survival" else {}
-    check_task(TASKS[name], num_outputs=outputs, shape=(3, 8, 8), **arguments)
+    shape = (outputs, 6) if name == "next-token" else (3, 8, 8)
+    check_task(TASKS[name], num_outputs=outputs, shape=shape, **arguments)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss_of_a_regression_is_consistent(loss: str) -> None:
-    check_task(TASKS["regression"], num_outputs=1, loss=loss, center=0.5, scale=2.0)
+    center = {} if loss == "poisson" else {"center": 0.5}
+    check_task(TASKS["regression"], num_outputs=1, loss=loss, scale=2.0, **center)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +97,19 @@ def test_arrays_of_means_are_sent_as_single_numbers() -> None:
     means = {"loss": 0.5, "error": [1.0, 2.0], "one": [3.0]}
     assert as_numbers(means) == {"loss": 0.5, "error/0": 1.0, "error/1": 2.0, "one/0": 3.0}
     assert from_numbers(as_numbers(means)) == means
+    many = {"hit": [float(k) for k in range(12)]}  # "hit/10" is before "hit/2" in sorted texts
+    assert from_numbers(dict(sorted(as_numbers(many).items()))) == many
+
+
+def test_a_text_of_another_machine_imports_no_code(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "evil_task.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(tmp_path)
+    for text in ("evil_task:X", "antigravity:X", "evil_task:X:loss=huber"):
+        with pytest.raises(ValueError, match="not the task of this run's data or data.task"):
+            check_known(text)
+    check_known("evil_task:X", own="evil_task:X")
+    check_known("regression:loss=huber")
+    check_known(f"{__name__}:Mean")  # in use
 
 
 def test_tasks_are_named_with_their_arguments() -> None:
