@@ -30,7 +30,7 @@ BUDGETS = {
     "participation": 320,
     "plans": 2020,
     "registry": 760,
-    "report": 5540,
+    "report": 5560,
     "secure": 1180,
     "server": 3530,
     "statistics": 410,
