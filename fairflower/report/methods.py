@@ -404,11 +404,17 @@ def group_runs(runs: Iterable[Run]) -> list[Comparison]:
         names = [method.name for method in methods]
         apart = differing([{_EXAMPLES: "version 1", **dict(m.setting)} for m in methods])
         by_name = {key: dict(zip(names, apart[key], strict=True)) for key in sorted(apart)}
-        primary = members[0].primary
-        if primary != ACCURACY:
-            primary = primary.legible(float(np.nanmean(run.final())) for run in members)
+        primary = legible(members[0].primary, members)
         comparisons.append(Comparison(domains, tuple(methods), by_name, primary))
     return comparisons
+
+
+def legible(score: Score, runs: Iterable[Run]) -> Score:
+    """Return a score with enough decimals for its values in these runs; accuracy is unchanged."""
+    if score is ACCURACY:
+        return score
+    finals = (np.abs(run.tests_by(score.name).final()) for run in runs)
+    return score.legible(float(v[np.isfinite(v)].mean()) for v in finals if np.isfinite(v).any())
 
 
 def method_names(runs: Sequence[Run]) -> list[str]:

@@ -43,7 +43,14 @@ from fairflower.report.contrasts import (
     over,
     pairs_text,
 )
-from fairflower.report.methods import Comparison, Method, differing, largest_grid, mean_of_last
+from fairflower.report.methods import (
+    Comparison,
+    Method,
+    differing,
+    largest_grid,
+    legible,
+    mean_of_last,
+)
 from fairflower.report.notes import machine_line, model_line, model_sizes, tests_line
 from fairflower.report.reading import CLUSTER_SCORES, PERSONAL, SCORES, Run
 from fairflower.server.history import WINDOW
@@ -101,7 +108,7 @@ def score_table(comparison: Comparison, window: int) -> Table:
 
 def _spelled(comparison: Comparison, score: Score) -> str:
     """Spell out the short name of a score, and say what it is if clients tested; may be empty."""
-    told = score.phrase in (score.title, score.name)
+    told = score.phrase.lower() == score.title.lower()
     name = "" if told else f"{capitalized(score.title)}: {score.phrase}. "
     of_clients = (run.config.get("evaluate.by") == "clients" for run in comparison.kept_runs)
     if comparison.classes or not any(of_clients):
@@ -115,7 +122,7 @@ def _spelled(comparison: Comparison, score: Score) -> str:
 def further_tables(comparison: Comparison) -> Iterator[Table]:
     """Yield a table for each other score of a task; `quality_table` is that of classes."""
     for score, methods in comparison.further_scores():
-        shown = replace(score, digits=max(score.digits, comparison.score.digits))
+        shown = legible(score, [run for method in methods for run in method.runs])
         _, worst = average_and_worst(score.better)
         yield metric_table(
             f"{capitalized(score.title)} per domain, {comparison.span()}",

@@ -97,7 +97,7 @@ def check_order_of_replies(make: Make) -> None:
         )
 
 
-def check_weights_and_hull(make: Make, draws: int = 1) -> None:
+def check_weights_and_hull(make: Make, draws: int = 3) -> None:
     """Check that weights are on the simplex and, unless ``extrapolates``, models in the hull."""
     for clients in range(1, 7):
         for seed in range(draws):

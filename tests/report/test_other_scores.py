@@ -176,6 +176,13 @@ def test_small_values_have_three_digits(tmp_path: Path) -> None:
     assert group_runs(runs)[0].score.digits == 4
 
 
+def test_the_title_is_spelled_out(tmp_path: Path) -> None:
+    score = {"name": "concordance", "better": 1, "unit": "%", "low": 0.0, "high": 1.0, "title": "C"}
+    run = make(tmp_path / "r", (0.5, 0.6, 0.7), "fedavg", [score])
+    table = analyze([run]).chapters[0].tables[0]
+    assert table.caption.startswith("Test C in %. C: concordance. MIN: worst domain.")
+
+
 def test_a_summary_gives_the_same_report(runs: list[Run], tmp_path: Path) -> None:
     write_summary(runs, tmp_path / "s.csv")
     assert markdown_tables(read_summary(tmp_path / "s.csv")) == markdown_tables(runs)
