@@ -49,6 +49,8 @@ class Task(Configurable):
     classes: ClassVar[bool] = False
     #: What `whole` needs of all examples; empty if it returns nothing.
     keeps: ClassVar[Literal["", "predictions", "outputs"]] = ""
+    #: Whether outputs are no logits, so that a user's metrics receive predictions instead.
+    scaled: ClassVar[bool] = False
     #: Score that a domain's examples may not define -> when, for notes.
     undefined: ClassVar[Mapping[str, str]] = {}
 
@@ -112,11 +114,13 @@ class Task(Configurable):
         return {}
 
     def for_metrics(self, outputs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return what a user's metrics receive of a domain's outputs [N, ...]: outputs, if logits.
+        """Return what a user's metrics receive of a domain's outputs [N, ...]; see ``scaled``."""
+        if not self.scaled:
+            return outputs
+        import torch
 
-        A task whose outputs are not what users compare with targets returns its predictions.
-        """
-        return outputs
+        predictions: NDArray[np.float64] = self.predict(torch.from_numpy(outputs)).numpy()
+        return predictions
 
     def guess(self, num_outputs: int) -> float | None:
         """Return the loss of guessing, far above which training has diverged; None if unknown."""

@@ -57,6 +57,7 @@ class Regression(Task):
     """
 
     dtype = np.float32
+    scaled = True
     undefined: ClassVar = {"r2": "all values of a target are equal"}
 
     def __init__(
@@ -143,10 +144,3 @@ class Regression(Task):
             "mae": float(np.mean(means["absolute_error"])),
             "r2": float(r2.mean()),
         }
-
-    def for_metrics(self, outputs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return predictions: outputs are scaled."""
-        import torch
-
-        predictions: NDArray[np.float64] = self.predict(torch.from_numpy(outputs)).numpy()
-        return predictions
