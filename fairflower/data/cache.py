@@ -63,7 +63,7 @@ from fairflower.data.rows import (
 from fairflower.errors import DataError
 from fairflower.machine import release_memory
 from fairflower.paths import file_name, home
-from fairflower.tasks import Targets, task_of
+from fairflower.tasks import CLASSIFICATION, Targets, task_of
 
 logger = logging.getLogger(__name__)
 
@@ -163,6 +163,7 @@ def _hash(data_set: DataSet, site: bool, least: int) -> str:
     for key in ("augment", "dir", "smallest_group"):
         del settings[key]
     settings |= {"least": least} if least > 1 else {}
+    settings |= {"task": data_set.task} if data_set.task != CLASSIFICATION else {}
     content = [_VERSION, settings, data_set.fingerprint()]
     if not type(data_set).__module__.startswith("fairflower."):  # others change with `_VERSION`
         content.append(attributes_of(data_set))
