@@ -31,8 +31,8 @@ from fairflower.data.data_set import (
     attributes_of,
     check_classes,
     check_comparable,
+    check_learnable,
     check_smallest,
-    check_targets_differ,
     check_used,
     groups_of,
     mean_and_std,
@@ -234,7 +234,7 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
             check_classes(config.name, num_classes)
             _warn_of_classes(data_set, num_classes, np.unique(trained), np.unique(tested))
         else:
-            check_targets_differ(config.name, trained)
+            check_learnable(config.name, trained, task)
         check_comparable(config.name, config.groups, data_set.group_names, num_classes, task)
     data = {
         group.name: _arrays(config, group, divided, examples, labels, people, shape)

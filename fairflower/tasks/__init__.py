@@ -80,6 +80,12 @@ class Task(Configurable):
         """Return a number for each example, int64 [N]: divisions keep the numbers' proportions."""
         return np.zeros(len(targets), np.int64)
 
+    def pointless(self, targets: Targets) -> str:
+        """Return why nothing can be learnt from the targets of all training examples, or ""."""
+        same = np.array_equal(targets, np.broadcast_to(targets[:1], targets.shape), equal_nan=True)
+        found = np.array2string(targets[0], threshold=8) if same else ""
+        return f"the same target {found} in all {len(targets)} training examples" if same else ""
+
     def made_up(self, n: int, num_outputs: int, shape: tuple[int, ...]) -> Targets:
         """Return n targets, to try a network with examples of a shape before a run."""
         return (np.arange(n) % 2).astype(self.dtype)

@@ -109,6 +109,12 @@ class Survival(Task):
         """Return the events: divisions keep their share."""
         return targets[:, 1].astype(np.int64)
 
+    def pointless(self, targets: Targets) -> str:
+        """Return an explanation if there is no event until the last cut, or ""."""
+        early = (targets[:, 1] == 1) & (targets[:, 0] <= self.cuts[-1])
+        none = f"no event until {self.cuts[-1]:g} in all {len(targets)} training examples"
+        return "" if early.any() else none
+
     def made_up(self, n: int, num_outputs: int, shape: tuple[int, ...]) -> Targets:
         times = self.cuts[np.arange(n) % len(self.cuts)]
         return np.stack([times, np.arange(n) % 2], axis=1).astype(np.float32)
