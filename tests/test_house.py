@@ -35,7 +35,7 @@ BUDGETS = {
     "server": 3550,
     "statistics": 400,
     "strategies": 3560,
-    "tasks": 710,
+    "tasks": 730,
     "testing": 1140,
     "trackers": 250,
     "training": 2480,
