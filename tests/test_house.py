@@ -26,7 +26,7 @@ BUDGETS = {
     "exchanges": 550,
     "models": 1930,
     "modules": 1870,
-    "numerics": 1630,
+    "numerics": 1650,
     "participation": 320,
     "plans": 2020,
     "registry": 810,

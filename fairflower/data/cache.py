@@ -31,8 +31,8 @@ from fairflower.data.data_set import (
     attributes_of,
     check_classes,
     check_comparable,
+    check_learnable,
     check_smallest,
-    check_targets_differ,
     check_used,
     groups_of,
     mean_and_std,
@@ -63,7 +63,7 @@ from fairflower.data.rows import (
 from fairflower.errors import DataError
 from fairflower.machine import release_memory
 from fairflower.paths import file_name, home
-from fairflower.tasks import Targets, Task, task_of
+from fairflower.tasks import CLASSIFICATION, Targets, Task, task_of
 
 logger = logging.getLogger(__name__)
 
@@ -163,6 +163,7 @@ def _hash(data_set: DataSet, site: bool, least: int) -> str:
     for key in ("augment", "dir", "smallest_group"):
         del settings[key]
     settings |= {"least": least} if least > 1 else {}
+    settings |= {"task": data_set.task} if data_set.task != CLASSIFICATION else {}
     content = [_VERSION, settings, data_set.fingerprint()]
     if not type(data_set).__module__.startswith("fairflower."):  # others change with `_VERSION`
         content.append(attributes_of(data_set))
@@ -233,7 +234,7 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
             check_classes(config.name, num_classes)
             _warn_of_classes(data_set, num_classes, np.unique(trained), np.unique(tested))
         else:
-            check_targets_differ(config.name, trained)
+            check_learnable(config.name, trained, task)
         check_comparable(config.name, config.groups, data_set.group_names, num_classes, task)
     data = {
         group.name: _arrays(config, group, divided, examples, labels, people, shape, task)

@@ -430,14 +430,10 @@ def check_classes(name: str, num_classes: int) -> None:
         )
 
 
-def check_targets_differ(name: str, targets: Targets) -> None:
-    """Raise ``DataError`` if all training examples have the same target, so nothing is learnt."""
-    if len(targets) and np.array_equal(targets, np.broadcast_to(targets[0], targets.shape)):
-        found = np.array2string(targets[0], threshold=8)
-        raise DataError(
-            f"{name}: found the same target {found} in all {len(targets)} training examples; "
-            "expected at least two different targets. Correct the targets, or add examples."
-        )
+def check_learnable(name: str, targets: Targets, task: Task) -> None:
+    """Raise ``DataError`` if nothing can be learnt from the targets of all training examples."""
+    if problem := task.pointless(targets):
+        raise DataError(f"{name}: found {problem}. Correct the targets, or add examples.")
 
 
 def client_count_key(config: DataConfig) -> str:

@@ -26,7 +26,8 @@ class MaskFolder(OwnImages):
     of the formats of images; file extensions may differ. A folder with ``images`` and ``masks`` is
     a single site, named after the folder. The values in masks are class numbers from 0, the
     background, and 255 where the class is unknown. Only if all masks have no other values than 0
-    and 255, and not more than two ``classes`` are declared, 255 is class 1. Masks are resized as their images are, but by nearest neighbor.
+    and 255, and not more than two ``classes`` are declared, 255 is class 1. Masks are resized as
+    their images are, but by nearest neighbor.
 
     ``classes`` is the number of classes, with the background. By default, it is one more than the
     largest class number of any site; set it if sites with data of their own may lack classes. For

@@ -81,6 +81,10 @@ class EmbeddedTable(FeatureSet):
         return self.origin
 
 
+#: Task of severity; center and scale are those of the training examples.
+_GRADES = "regression:center=1.201:scale=1.248:unit=grades"
+
+
 class HeartDisease(EmbeddedTable):
     """Heart disease at four hospitals: a table of features.
 
@@ -158,7 +162,7 @@ class HeartDisease(EmbeddedTable):
         target: Literal["disease", "severity", "labels"] = "disease",
     ) -> None:
         if target == "severity":
-            self.task, self.positive = "regression:center=1.201:scale=1.248:unit=grades", None
+            self.task, self.positive = _GRADES, None
             self.targets = self.classes = ("severity",)
             column, hospitals = self.domain_column
             self.domain_column = column, {h: n for h, n in hospitals.items() if h != "hungary"}

@@ -1,10 +1,11 @@
-"""Scores of survival models: concordance and the integrated Brier score.
+"""Scores of survival models, concordance and the integrated Brier score; cuts of their times.
 
 ``time`` [N] is when an event or the end of an observation was, and ``event`` [N] is True for an
 event. At the same time, events come before ends of observations.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,3 +82,22 @@ def uncensored(time: Floats, event: Bools, at: Floats) -> Floats:
     observed = len(time) - np.cumsum(np.bincount(which, minlength=len(values))) + ended
     curve = np.cumprod(1 - ended / np.maximum(observed, 1))
     return np.append(1.0, curve)[np.searchsorted(values, at)]
+
+
+def propose_cuts(edges: Sequence[float], counts: NDArray[np.int64], intervals: int) -> str:
+    """Return cuts for the task survival, with about the same number of events between them.
+
+    Sites agree on the ``edges`` [B + 1] of bins, and count their events in each bin, ``counts``
+    [sites, B]. Cuts are the quantiles of all events, with events evenly spread in a bin. Raises
+    ``ValueError`` if there are no events.
+
+    >>> propose_cuts([0, 100, 200, 400], np.array([[4, 1, 0], [2, 2, 3]]), intervals=3)
+    '66.67;166.7;400'
+    """
+    total = np.append(0, np.cumsum(np.sum(counts, axis=0)))
+    if not total[-1]:
+        raise ValueError("counts: found no events; expected at least one.")
+    wanted = total[-1] * np.arange(1, intervals + 1) / intervals
+    found = np.interp(wanted, total, edges)
+    found[-1] = edges[np.searchsorted(total, total[-1])]  # not the end of empty bins
+    return ";".join(dict.fromkeys(f"{cut:.4g}" for cut in found))

@@ -411,7 +411,7 @@ def group_runs(runs: Iterable[Run]) -> list[Comparison]:
 
 def legible(score: Score, runs: Iterable[Run]) -> Score:
     """Return a score with enough decimals for its values in these runs; accuracy is unchanged."""
-    if score is ACCURACY:
+    if score == ACCURACY:
         return score
     finals = (np.abs(run.tests_by(score.name).final()) for run in runs)
     return score.legible(float(v[np.isfinite(v)].mean()) for v in finals if np.isfinite(v).any())

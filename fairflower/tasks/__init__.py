@@ -48,6 +48,8 @@ class Task(Configurable):
     classes: ClassVar[bool] = False
     #: What `whole` needs of all examples; empty if it returns nothing.
     keeps: ClassVar[Literal["", "predictions", "outputs"]] = ""
+    #: Whether outputs are no logits, so that users' metrics and exported networks give predictions.
+    scaled: ClassVar[bool] = False
     #: Score that a domain's examples may not define -> when, for notes.
     undefined: ClassVar[Mapping[str, str]] = {}
     #: Kind of examples -> name of the default model, unless it is that of classification.
@@ -95,6 +97,12 @@ class Task(Configurable):
         """Return a number for each example, int64 [N]: divisions keep the numbers' proportions."""
         return np.zeros(len(targets), np.int64)
 
+    def pointless(self, targets: Targets) -> str:
+        """Return why nothing can be learnt from the targets of all training examples, or ""."""
+        same = np.array_equal(targets, np.broadcast_to(targets[:1], targets.shape), equal_nan=True)
+        found = np.array2string(targets[0], threshold=8) if same else ""
+        return f"the same target {found} in all {len(targets)} training examples" if same else ""
+
     def made_up(self, n: int, num_outputs: int, shape: tuple[int, ...]) -> Targets:
         """Return n targets, to try a network with examples of a shape before a run."""
         return (np.arange(n) % 2).astype(self.dtype)
@@ -136,11 +144,8 @@ class Task(Configurable):
         return {}
 
     def for_users(self, output: Tensor) -> Tensor:
-        """Return what users' metrics and exported networks give: the output, if it is logits.
-
-        A task whose outputs are not what users compare with targets returns its predictions.
-        """
-        return output
+        """Return what users' metrics and exported networks give: the output; see ``scaled``."""
+        return self.predict(output) if self.scaled else output
 
     def guess(self, num_outputs: int) -> float | None:
         """Return the loss of guessing, far above which training has diverged; None if unknown."""

@@ -58,6 +58,7 @@ class Regression(Task):
 
     dtype = np.float32
     scores = RMSE, MAE, R2
+    scaled = True
     undefined: ClassVar = {"r2": "all values of a target are equal"}
 
     def __init__(
@@ -144,6 +145,3 @@ class Regression(Task):
             "mae": float(np.mean(means["absolute_error"])),
             "r2": float(r2.mean()),
         }
-
-    def for_users(self, output: Tensor) -> Tensor:
-        return self.predict(output)

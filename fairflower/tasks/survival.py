@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
@@ -18,8 +18,8 @@ from fairflower.tasks import Targets, Task, check_numbers
 if TYPE_CHECKING:
     from torch import Tensor
 
-HARRELL = Score("concordance", title="C", phrase="concordance")
-UNO = Score("uno_concordance", title="C (Uno)", phrase="Uno's concordance")
+HARRELL = Score("concordance")
+UNO = Score("uno_concordance", title="Uno's concordance", phrase="Uno's concordance")
 BRIER = Score(
     *("integrated_brier", -1, ""),
     high=math.inf,
@@ -57,7 +57,8 @@ class Survival(Task):
     ----------
     cuts
         Ends of the intervals, in the unit of the times, increasing and separated by semicolons:
-        ``survival:cuts=90;180;360``. They must be known before the run; see `propose_cuts`.
+        ``survival:cuts=90;180;360``. They must be known before the run; see
+        `fairflower.numerics.survival.propose_cuts`.
     horizon, intervals
         Instead of cuts: the last cut, and the number of equal intervals, by default 10.
     """
@@ -65,6 +66,7 @@ class Survival(Task):
     dtype = np.float32
     scores = HARRELL, UNO, BRIER
     keeps = "outputs"
+    scaled = True
     undefined: ClassVar = {
         **dict.fromkeys((HARRELL.name, UNO.name), "nobody outlives an event before the last cut"),
         BRIER.name: "there is no event, or no cut before the last time",
@@ -106,6 +108,12 @@ class Survival(Task):
     def strata(self, targets: Targets) -> NDArray[np.int64]:
         """Return the events: divisions keep their share."""
         return targets[:, 1].astype(np.int64)
+
+    def pointless(self, targets: Targets) -> str:
+        """Return an explanation if there is no event until the last cut, or ""."""
+        early = (targets[:, 1] == 1) & (targets[:, 0] <= self.cuts[-1])
+        none = f"no event until {self.cuts[-1]:g} in all {len(targets)} training examples"
+        return "" if early.any() else none
 
     def made_up(self, n: int, num_outputs: int, shape: tuple[int, ...]) -> Targets:
         times = self.cuts[np.arange(n) % len(self.cuts)]
@@ -161,9 +169,6 @@ class Survival(Task):
             BRIER.name: integrated_brier(time, event, survived, self.cuts),
         }
 
-    def for_users(self, output: Tensor) -> Tensor:
-        return self.predict(output)
-
     def guess(self, num_outputs: int) -> float | None:
         return num_outputs * math.log(2)
 
@@ -180,22 +185,3 @@ def _parsed(cuts: str) -> NDArray[np.float64]:
             "such as 90;180;360."
         )
     return numbers
-
-
-def propose_cuts(edges: Sequence[float], counts: NDArray[np.int64], intervals: int) -> str:
-    """Return cuts with about the same number of events between them, for `Survival`.
-
-    Sites agree on the ``edges`` [B + 1] of bins, and count their events in each bin, ``counts``
-    [sites, B]. Cuts are the quantiles of all events, with events evenly spread in a bin. Raises
-    ``ValueError`` if there are no events.
-
-    >>> propose_cuts([0, 100, 200, 400], np.array([[4, 1, 0], [2, 2, 3]]), intervals=3)
-    '66.67;166.7;400'
-    """
-    total = np.append(0, np.cumsum(np.sum(counts, axis=0)))
-    if not total[-1]:
-        raise ValueError("counts: found no events; expected at least one.")
-    wanted = total[-1] * np.arange(1, intervals + 1) / intervals
-    found = np.interp(wanted, total, edges)
-    found[-1] = edges[np.searchsorted(total, total[-1])]  # not the end of empty bins
-    return ";".join(dict.fromkeys(f"{cut:.4g}" for cut in found))

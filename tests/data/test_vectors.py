@@ -425,6 +425,13 @@ def test_visits_are_numbers_of_which_classes_are_made(groups: Literal["health", 
         assert (task.center, task.scale) == pytest.approx((y.mean(), y.std()), rel=1e-3)
 
 
+def test_prepared_data_are_not_reused_for_another_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = DataConfig(name="heart-disease:target=severity", clients_per_domain=1)
+    prepare(config)
+    monkeypatch.setattr("fairflower.data.tables._GRADES", other := "regression:unit=points")
+    assert prepare(config).task == other
+
+
 def test_the_embedding_script_gives_the_columns_and_values_of_randhie(tmp_path: Path) -> None:
     import embed_randhie
     import pandas as pd

@@ -143,8 +143,11 @@ TIMES = np.column_stack([np.arange(10.0), np.arange(10) % 2])
     ("task", "y", "wrong"),
     [
         ("", np.arange(10.0), r"labels \[N\] \(or another task, such as data.task = 'regression'"),
-        ("regression", np.full(10, 3.5), r"the same target 3.5 in all 20 training examples; expec"),
+        ("regression", np.full(10, 3.5), r"the same target 3.5 in all 20 training examples\."),
         ("multilabel", np.ones((10, 2)), r"the same target \[1. 1.\] in all 20 training examples"),
+        ("multilabel", np.full((10, 2), np.nan), r"the same target \[nan nan\] in all 20 training"),
+        ("survival:cuts=5", TIMES * [1, 0], "found no event until 5 in all 20 training examples"),
+        ("survival:cuts=0.5", TIMES, r"found no event until 0\.5 in all 20 training examples"),
         ("regression", np.array([*range(9), np.nan]), "labels: found nan for example 9; expected"),
         ("survival:cuts=5", -TIMES, r"found time -1 and event -1 for example 1.*survival:cuts=5'"),
         ("survival:cuts=5", 2 * TIMES, "found time 2 and event 2 for example 1; expected times >="),

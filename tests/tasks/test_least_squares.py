@@ -80,7 +80,7 @@ def losses(coefficients: NDArray[np.float64], outputs: int) -> NDArray[np.float6
     return np.array(errors) / SCALE**2
 
 
-@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("outputs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_fixed_point_of_fedavg_is_pooled_least_squares(outputs: int) -> None:
     found = trained(FedAvg(), outputs, 70)
     np.testing.assert_allclose(found, least_squares(SIZES, outputs), atol=1e-4)
@@ -91,6 +91,7 @@ def test_the_fixed_point_of_fedavg_is_pooled_least_squares(outputs: int) -> None
     np.testing.assert_allclose(found, pooled, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_uniform_weights_count_clients_alike() -> None:
     np.testing.assert_allclose(trained(Uniform(), 1, 70), least_squares([1, 1, 1], 1), atol=1e-4)
 

@@ -105,7 +105,7 @@ def test_a_text_of_another_machine_imports_no_code(tmp_path: Path, monkeypatch: 
     (tmp_path / "evil_task.py").write_text("raise SystemExit")
     monkeypatch.syspath_prepend(tmp_path)
     for text in ("evil_task:X", "antigravity:X", "evil_task:X:loss=huber"):
-        with pytest.raises(ValueError, match="not the task of this run's data or data.task"):
+        with pytest.raises(ValueError, match=r"not the task of this run's data or data\.task"):
             check_known(text)
     check_known("evil_task:X", own="evil_task:X")
     check_known("regression:loss=huber")
