@@ -140,7 +140,7 @@ def test_attention_is_that_of_pytorchs_own_layers() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("embedding-bag", r"to \(2, 11\), expected an output of shape \(2, 7, 11\)"),
+        ("embedding-bag", "needs a vector at each place"),
         ("gpt:width=6:heads=4", "width = 6 is not divisible by heads = 4"),
         (f"{__name__}:Seer", "Seer: its output at a place depends on tokens after it"),
     ],
