@@ -134,8 +134,8 @@ def _fax(ink: Values, rng: np.random.Generator) -> Values:
 
 
 def _microfilm(ink: Values, rng: np.random.Generator) -> Values:
-    film = 0.2 + 0.12 * _clouds(len(ink), 8, rng) + 0.45 * _blurred(ink, 2)
-    return film + rng.normal(0, 0.09, ink.shape)
+    film = 0.2 + 0.1 * _clouds(len(ink), 8, rng) + 0.55 * _blurred(ink, 1)
+    return film + rng.normal(0, 0.07, ink.shape)
 
 
 def _phone(ink: Values, rng: np.random.Generator) -> Values:
