@@ -20,7 +20,7 @@ BUDGETS = {
     "cli": 1370,
     "clients": 1730,
     "config": 1890,
-    "data": 5910,
+    "data": 5920,
     "deploy": 720,
     "engines": 1560,
     "exchanges": 550,

@@ -13,6 +13,7 @@ from fairflower.aggregation.cohort import Arrays, partial_squared_sums
 from fairflower.arrays import arrays_of
 from fairflower.errors import ConfigError
 from fairflower.numerics.group_fairness import COUNTS, GROUP_COUNTS, check_counts
+from fairflower.numerics.scores import Score
 from fairflower.registry.measurements import LARGEST, range_of
 
 BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
@@ -192,12 +193,13 @@ def check_test(
     metrics: MetricRecord,
     *,
     primary: str = "",
+    scores: Iterable[Score] = (),
 ) -> MetricRecord:
     """Return a client's test metrics; raise ``InvalidReply`` if they are impossible.
 
     ``max_test_sizes`` has the largest possible number of test examples by client id, where known.
-    ``primary`` is the score that it must report, if any. With ``num_groups`` groups of people, the
-    counts in ``content`` are added to the metrics.
+    ``primary`` is the score that it must report, if any, and ``scores`` have ranges. With
+    ``num_groups`` groups of people, the counts in ``content`` are added to the metrics.
     """
     metrics.pop(GROUP_COUNTS, None)  # these counts are in a record of their own
     most = max_test_sizes.get(client, math.inf)
@@ -209,8 +211,9 @@ def check_test(
             f"it tested the model on {metrics[examples_key]} examples, but its domain has only "
             f"{most}"
         )
+    ranges = {name: (s.low, s.high) for s in scores for name in (s.name, f"personal_{s.name}")}
     for key, value in metrics.items():
-        check_metric(key, value)
+        check_metric(key, value, ranges.get(key))
     if num_groups:
         counts = dict(content.metric_records.get(GROUP_COUNTS) or {}).get("counts", [])
         check_group_counts(counts, num_groups, float(metrics[examples_key]))  # type: ignore[arg-type]

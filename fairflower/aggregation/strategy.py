@@ -38,6 +38,7 @@ from fairflower.aggregation.state import collect_state, parts_of, restore_state
 from fairflower.arguments import Configurable
 from fairflower.arrays import record_of
 from fairflower.errors import Diverged, RoundFailed, StrategyError, naming_failures, require
+from fairflower.numerics.scores import Score
 from fairflower.numerics.threads import one_thread
 from fairflower.seeds import derive_seed
 
@@ -273,14 +274,14 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         max_test_sizes: Mapping[int, int],
         num_groups: int = 0,
         primary: str = "",
+        scores: Iterable[Score] = (),
     ) -> dict[int, MetricRecord]:
         """Return the clients' test metrics by client id; accuracies are from 0 to 1.
 
         For the other arguments see `check_test`. Raises ``RoundFailed`` as in training.
         """
-        check = partial(
-            check_test, self.weighted_by_key, max_test_sizes, num_groups, primary=primary
-        )
+        known = self.weighted_by_key, max_test_sizes, num_groups
+        check = partial(check_test, *known, primary=primary, scores=scores)
         request = self._request(MessageType.EVALUATE, server_round)
         with _keeping(request.arrays):
             answers = self.new_replies(request).read(replies, check)

@@ -113,8 +113,9 @@ class Network(nn.Module):
     def facts(self) -> dict[str, str]:
         """Return metadata that users of the model need, as a dict of JSON texts."""
         attributes = {name: getattr(self.federation, name) for name in ("shape", "mean", "std")}
-        attributes |= {"kind": self.kind, "classes": self.federation.class_names}
-        attributes |= {"task": self.federation.task}
+        attributes |= {"kind": self.kind, "task": self.federation.task}
+        named = self.federation.learns.classes or self.federation.classes
+        attributes |= {"classes": self.federation.class_names} if named else {}
         return {name: json.dumps(value) for name, value in attributes.items()}
 
 

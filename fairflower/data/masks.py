@@ -71,13 +71,21 @@ class MaskFolder(OwnImages):
             raise DataError(f"{self.folder}: all masks are 0. Expected a class from 1 in a mask.")
         binary = [d for d, values in held.items() if UNKNOWN in values and values <= {0, UNKNOWN}]
         if binary and (self.num_classes or 2) > 2:
-            return False  # declared classes
+            return False  # 255 is unknown
         if binary and not known <= {0, UNKNOWN}:
             raise DataError(
                 f"{self.source(binary[0])}: found masks with no other values than 0 and 255, but "
                 f"255 means unknown, because masks of another site have the class "
                 f"{max(known - {UNKNOWN})}. Write class numbers."
             )
+        absent = np.setdiff1d(np.arange(max(known - {UNKNOWN}, default=0)), [*known])
+        if not binary and self.num_classes is None and len(absent):
+            text = (
+                "%s: masks have values up to %d, but none of %d classes below, such as %d. Number "
+            )
+            text += "classes from 0, without gaps."
+            found = self.folder, max(known - {UNKNOWN}), len(absent), absent[0]
+            files.logger.warning(text, *found)
         return bool(binary)
 
     def _from_files(self, folder: Path) -> FileTable:

@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from fairflower.aggregation.messages import add_client_config
+from fairflower.arguments import Range
 from fairflower.arrays import arrays_of, record_of
 from fairflower.engines.inline import send_and_receive
 from fairflower.errors import (
@@ -309,7 +310,8 @@ class RoundLoop:
         task = self.federation.learns
         primary = task.primary.name
         needed = primary if task.classes else ""  # others may be undefined for a client
-        answers = strategy._evaluations(server_round, replies, most, self._groups.number, needed)
+        expected = needed, task.scores
+        answers = strategy._evaluations(server_round, replies, most, self._groups.number, *expected)
         folder.append_dropped_in_test(server_round, strategy.dropped)
         self._report_failed_of_clients(server_round, answers, replies)
         numbers = [{n for n, v in a.items() if not isinstance(v, list)} for a in answers.values()]
@@ -327,9 +329,12 @@ class RoundLoop:
         sums = {name: name for name in sorted(everywhere) if name not in keys.values()}
         means = domain_means(answers, sums | keys, self.federation)
         results = {d: {n: v for n, v in of.items() if n in keys} for d, of in means.items()}
+        ranges = {score.name: Range(score.low, score.high) for score in task.scores}
         for domain, values in means.items():
-            with suppress(KeyError):  # clients of another package may send scores alone
-                results[domain] |= defined(task.score(from_numbers(values)))
+            # Clients of another package may send scores alone, or sums that do not fit.
+            with suppress(LookupError, ArithmeticError, ValueError, TypeError):
+                scored = defined(task.score(from_numbers(values)))
+                results[domain] |= {n: v for n, v in scored.items() if v in ranges.get(n, Range())}
         return results, counts_in(answers)
 
     def _report_failed_of_clients(

@@ -88,6 +88,11 @@ class Segmentation(Task):
             raise ValueError(f"found {found}; expected {size[0]}x{size[1]}, the images' size")
         return nearest(targets, shape[1:])
 
+    def pointless(self, targets: Targets) -> str:
+        """Return an explanation if all known pixels have the same class, or ""."""
+        held = np.setdiff1d(targets, UNKNOWN)
+        return "" if len(held) > 1 else f"no other class than {held.tolist()} in all training masks"
+
     def made_up(self, n: int, num_outputs: int, shape: tuple[int, ...]) -> Targets:
         count = n * math.prod(shape[1:])
         return (np.arange(count) % num_outputs).astype(np.uint8).reshape(n, *shape[1:])
