@@ -222,7 +222,7 @@ def test_masks_in_npz_files_are_read_and_must_fit_their_images(tmp_path: Path) -
         for split in ("train", "test")
     }
     arrays["y_train"][:, 2:5] = 1
-    wide = np.ones((4, 8, 9), np.uint8)
+    wide = np.tile(np.arange(9, dtype=np.uint8) % 2, (4, 8, 1))
     np.savez(tmp_path / "one.npz", **arrays)
     config = DataConfig("npz", task="segmentation", dir=str(tmp_path), clients_per_domain=1)
     assert prepare(config).train(0).y.shape == (4, 8, 8)
