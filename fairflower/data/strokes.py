@@ -12,7 +12,7 @@ domain     images                                                               
 =========  ===================================================================  =====  ====
 flatbed    dark ink on bright paper with a faint grain                            480   160
 fax        black and white by a threshold, with specks and lost lines             240   160
-microfilm  a negative, light on dark: blurred, with the grain of the film         160   160
+microfilm  blurred and with little contrast, under the grain of the film          160   160
 phone      pale ink on ruled paper, under a shadow that falls from one side       160   160
 =========  ===================================================================  =====  ====
 
@@ -134,8 +134,8 @@ def _fax(ink: Values, rng: np.random.Generator) -> Values:
 
 
 def _microfilm(ink: Values, rng: np.random.Generator) -> Values:
-    film = 0.2 + 0.1 * _clouds(len(ink), 8, rng) + 0.55 * _blurred(ink, 1)
-    return film + rng.normal(0, 0.07, ink.shape)
+    film = 0.55 + 0.1 * _clouds(len(ink), 8, rng) - 0.35 * _blurred(ink, 2)
+    return film + rng.normal(0, 0.09, ink.shape)
 
 
 def _phone(ink: Values, rng: np.random.Generator) -> Values:
