@@ -39,7 +39,9 @@ def train(message: Message, context: Context) -> Message:
     metrics = {"num-examples": 10 * (k + 1)}
     for name in filter(None, measure.split(",")):
         when = "trained" if name.startswith("trained") else "received"
-        metrics[name] = float(np.exp(-loss[when]) if "accuracy" in name else loss[when])
+        metrics[name] = float(
+            np.exp(-loss[when]) if name.endswith(("accuracy", "score")) else loss[when]
+        )
     arrays = ArrayRecord({"w": Array(new)})
     return Message(
         RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)}), reply_to=message
