@@ -13,7 +13,7 @@ from fairflower.aggregation.cohort import Arrays, partial_squared_sums
 from fairflower.arrays import arrays_of
 from fairflower.errors import ConfigError
 from fairflower.numerics.group_fairness import COUNTS, GROUP_COUNTS, check_counts
-from fairflower.numerics.scores import Score
+from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.registry.measurements import LARGEST, range_of
 
 BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
@@ -192,18 +192,18 @@ def check_test(
     content: RecordDict,
     metrics: MetricRecord,
     *,
-    primary: str = "",
-    scores: Iterable[Score] = (),
+    scores: Sequence[Score] = (),
 ) -> MetricRecord:
     """Return a client's test metrics; raise ``InvalidReply`` if they are impossible.
 
     ``max_test_sizes`` has the largest possible number of test examples by client id, where known.
-    ``primary`` is the score that it must report, if any, and ``scores`` have ranges. With
-    ``num_groups`` groups of people, the counts in ``content`` are added to the metrics.
+    Values of the task's ``scores`` must be in their ranges. With ``num_groups`` groups of people,
+    the counts in ``content`` are added to the metrics.
     """
     metrics.pop(GROUP_COUNTS, None)  # these counts are in a record of their own
     most = max_test_sizes.get(client, math.inf)
-    for key in filter(None, (primary, "eval_loss")):
+    accuracy = [score.name for score in scores[:1] if score == ACCURACY]  # others may be undefined
+    for key in (*accuracy, "eval_loss"):
         if key not in metrics:
             raise InvalidReply(f"its test metrics lack {key!r}; the client must report it")
     if float(metrics[examples_key]) > most:  # type: ignore[arg-type]

@@ -273,15 +273,14 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         replies: Iterable[Message],
         max_test_sizes: Mapping[int, int],
         num_groups: int = 0,
-        primary: str = "",
-        scores: Iterable[Score] = (),
+        scores: Sequence[Score] = (),
     ) -> dict[int, MetricRecord]:
         """Return the clients' test metrics by client id; accuracies are from 0 to 1.
 
         For the other arguments see `check_test`. Raises ``RoundFailed`` as in training.
         """
         known = self.weighted_by_key, max_test_sizes, num_groups
-        check = partial(check_test, *known, primary=primary, scores=scores)
+        check = partial(check_test, *known, scores=scores)
         request = self._request(MessageType.EVALUATE, server_round)
         with _keeping(request.arrays):
             answers = self.new_replies(request).read(replies, check)

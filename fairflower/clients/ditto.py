@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 from fairflower.arguments import Range, Search
-from fairflower.training.trainer import Trainer
+from fairflower.training.trainer import Trainer, personal_score
 
 
 class Ditto(Trainer):
@@ -94,6 +94,6 @@ class Ditto(Trainer):
         metrics = super().test()
         received = self.send()
         self.receive(self.state.get("personal") or received)
-        metrics |= self.personal_score()
+        metrics |= personal_score(self)
         self.receive(received)
         return metrics

@@ -10,7 +10,7 @@ from torch import nn
 from fairflower.exchanges.stored import PersonalArrays
 from fairflower.files import Arrays
 from fairflower.models import copy_arrays, initial_local_arrays, keep_local, local_tensors, to_numpy
-from fairflower.training.trainer import Trainer
+from fairflower.training.trainer import Trainer, personal_score
 
 #: Key of `Trainer.state` for the client's values of these arrays.
 LOCAL = "local"
@@ -81,7 +81,7 @@ class LocalArraysTrainer(Trainer):
         self._set(None)
         metrics = super().test()
         self.load_local_arrays()
-        return metrics | self.personal_score()
+        return metrics | personal_score(self)
 
     def _set(self, values: Arrays | None) -> None:
         """Copy values into the local arrays; None restores the initial values."""

@@ -221,21 +221,8 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
     examples = {s: _examples(data_set, [*groups, *unseen], divided[s], SPLITS[s]) for s in divided}
     shape = _shape(data_set, examples)
     task = task_of(data_set.task)
-    sizes = {y.shape[1:]: domain for of in labels.values() for domain, y in of.items()}
-    if len(sizes) > 1:
-        texts = (f"{domain} {list(size)}" for size, domain in sizes.items())
-        raise DataError(f"{config.name}: targets differ in shape: {', '.join(texts)}.")
-    trained, tested = (np.concatenate([*labels[s].values()]) for s in ("train", "test"))
-    most = max(task.num_outputs(y) for y in (trained, tested))
-    num_classes = data_set.num_classes or len(data_set.classes) or most
+    num_classes = _num_outputs(data_set, labels, task, site)
     people = cache(lambda d, split: groups_of(data_set, d, split, labels[split][d]))
-    if not site:
-        if task.classes:
-            check_classes(config.name, num_classes)
-            _warn_of_classes(data_set, num_classes, np.unique(trained), np.unique(tested))
-        else:
-            check_learnable(config.name, trained, task)
-        check_comparable(config.name, config.groups, data_set.group_names, num_classes, task)
     data = {
         group.name: _arrays(config, group, divided, examples, labels, people, shape, task)
         for group in (*groups, *unseen)
@@ -272,6 +259,31 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
         task=data_set.task,
     )
     return federation, [*data.values(), {f"ends_{s}": _ends(divided[s]) for s in divided}]
+
+
+def _num_outputs(
+    data_set: DataSet, labels: Mapping[str, Mapping[str, Targets]], task: Task, site: bool
+) -> int:
+    """Return the number of classes or outputs; raise ``DataError`` if targets do not fit together.
+
+    A single ``site`` may lack classes.
+    """
+    config = data_set.config
+    sizes = {y.shape[1:]: domain for of in labels.values() for domain, y in of.items()}
+    if len(sizes) > 1:
+        texts = (f"{domain} {list(size)}" for size, domain in sizes.items())
+        raise DataError(f"{config.name}: targets differ in shape: {', '.join(texts)}.")
+    trained, tested = (np.concatenate([*labels[s].values()]) for s in ("train", "test"))
+    most = max(task.num_outputs(y) for y in (trained, tested))
+    count = data_set.num_classes or len(data_set.classes) or most
+    if not site:
+        if task.classes:
+            check_classes(config.name, count)
+            _warn_of_classes(data_set, count, np.unique(trained), np.unique(tested))
+        else:
+            check_learnable(config.name, trained, task)
+        check_comparable(config.name, config.groups, data_set.group_names, count, task)
+    return count
 
 
 def _arrays(

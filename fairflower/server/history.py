@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fairflower.arguments import Range
 from fairflower.numerics.metrics import mean, over_domains
 from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.server.contents import Value, read_history
+from fairflower.tasks import Task, from_numbers
 
 if TYPE_CHECKING:  # Flower is slow to import, and reports read histories
     from flwr.app import MetricRecord
@@ -220,3 +223,43 @@ def domain_means(
         for domain, n in tested.items()
         if n
     }
+
+
+def test_keys(
+    answers: Mapping[int, MetricRecord], task: Task, of_user: Iterable[str]
+) -> dict[str, str]:
+    """Return the keys in answers of the loss, a task's scores and the user's metrics, by name.
+
+    All clients have sent the scores, or some have if examples may not define them, as an AUC.
+    """
+    numbers = [_numbers(answer) for answer in answers.values()] or [set[str]()]
+    sent = set[str]().union(*numbers) if task.keeps == "outputs" else set.intersection(*numbers)
+    scores = *(score.name for score in task.scores), f"personal_{task.primary.name}"
+    known = [*(name for name in scores if name in sent), *of_user]
+    return {**{name: name for name in known}, "loss": "eval_loss"}
+
+
+def domain_scores(
+    answers: Mapping[int, MetricRecord], keys: Mapping[str, str], federation: Federation
+) -> dict[str, dict[str, float]]:
+    """Return the metrics of each tested domain: `domain_means`, and scores of the sums sent.
+
+    Scores that sums do not define, or that are out of their range, are the means over clients.
+    """
+    task = federation.learns
+    everywhere = set.intersection(*map(_numbers, answers.values())) if answers else set[str]()
+    sums = {name: name for name in sorted(everywhere) if name not in keys.values()}
+    means = domain_means(answers, {**sums, **keys}, federation)
+    results = {d: {n: v for n, v in of.items() if n in keys} for d, of in means.items()}
+    ranges = {score.name: Range(score.low, score.high) for score in task.scores}
+    for domain, values in means.items():
+        # Clients of another package may send scores alone, or sums that do not fit.
+        with suppress(LookupError, ArithmeticError, ValueError, TypeError):
+            found = task.score(from_numbers(values)).items()
+            scored = {n: v for n, v in found if math.isfinite(v) and v in ranges.get(n, Range())}
+            results[domain] |= scored
+    return results
+
+
+def _numbers(answer: Mapping[str, object]) -> set[str]:
+    return {name for name, value in answer.items() if not isinstance(value, list)}

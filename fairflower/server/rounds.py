@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from fairflower.aggregation.messages import add_client_config
-from fairflower.arguments import Range
 from fairflower.arrays import arrays_of, record_of
 from fairflower.engines.inline import send_and_receive
 from fairflower.errors import (
@@ -36,14 +35,20 @@ from fairflower.secure.protocol import Halted
 from fairflower.secure.rounds import SecureAggregation
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
-from fairflower.server.evaluation import GroupMetrics, counts_in, defined
+from fairflower.server.evaluation import GroupMetrics, counts_in
 from fairflower.server.folder import LOG, RunFolder
-from fairflower.server.history import HELD_OUT, LEVELS, Metrics, domain_means, early_stop_round
+from fairflower.server.history import (
+    HELD_OUT,
+    LEVELS,
+    Metrics,
+    domain_scores,
+    early_stop_round,
+    test_keys,
+)
 from fairflower.server.privacy import PrivacyLedger
 from fairflower.server.progress import RunProgress
 from fairflower.server.registration import NodeTracker
 from fairflower.server.setup import RunSetup
-from fairflower.tasks import from_numbers
 
 #: Multiple of the cross entropy of random guessing above which training counts as diverged.
 DIVERGED = 10
@@ -307,35 +312,15 @@ class RoundLoop:
         messages = strategy.configure_evaluate(server_round, arrays, settings, self.grid)
         most = self.setup.max_test_sizes(split)
         replies = self._exchange(messages)
-        task = self.federation.learns
-        primary = task.primary.name
-        needed = primary if task.classes else ""  # others may be undefined for a client
-        expected = needed, task.scores
-        answers = strategy._evaluations(server_round, replies, most, self._groups.number, *expected)
+        task, groups = self.federation.learns, self._groups.number
+        answers = strategy._evaluations(server_round, replies, most, groups, task.scores)
         folder.append_dropped_in_test(server_round, strategy.dropped)
         self._report_failed_of_clients(server_round, answers, replies)
-        numbers = [{n for n, v in a.items() if not isinstance(v, list)} for a in answers.values()]
-        everywhere = set.intersection(*numbers) if numbers else set()
-        # A client's examples may not define an AUC; then only its domain has none.
-        sent = set[str]().union(*numbers) if task.keeps == "outputs" else everywhere
-        scores = [*(score.name for score in task.scores), f"personal_{primary}"]
-        names = [name for name in scores if name in sent]
-        names += metric_names(self.config.evaluate.metrics)
-        keys = {name: name for name in names}  # name -> key in replies
-        keys["loss"] = "eval_loss"
+        keys = test_keys(answers, task, metric_names(self.config.evaluate.metrics))
         for client, answer in sorted(answers.items()):
             values = {name: float(answer[key]) for name, key in keys.items() if key in answer}  # type: ignore[arg-type]
             folder.append_metrics(server_round, LEVELS[split][1], str(client), values)
-        sums = {name: name for name in sorted(everywhere) if name not in keys.values()}
-        means = domain_means(answers, sums | keys, self.federation)
-        results = {d: {n: v for n, v in of.items() if n in keys} for d, of in means.items()}
-        ranges = {score.name: Range(score.low, score.high) for score in task.scores}
-        for domain, values in means.items():
-            # Clients of another package may send scores alone, or sums that do not fit.
-            with suppress(LookupError, ArithmeticError, ValueError, TypeError):
-                scored = defined(task.score(from_numbers(values)))
-                results[domain] |= {n: v for n, v in scored.items() if v in ranges.get(n, Range())}
-        return results, counts_in(answers)
+        return domain_scores(answers, keys, self.federation), counts_in(answers)
 
     def _report_failed_of_clients(
         self, server_round: int, answers: Mapping[int, MetricRecord], replies: Iterable[Message]

@@ -429,30 +429,7 @@ class Trainer(TrainerSpec, Configurable):
         Scores that are undefined are NaN. For classes these are ``loss``, the mean cross entropy,
         and ``accuracy``, 0 to 1.
         """
-        wide = float64_on(self.device)
-        totals: dict[str, Tensor] = {}
-        kept: list[tuple[Tensor, Tensor]] = []
-        self.model.eval()
-        with torch.inference_mode():
-            for x, y in examples.eval_batches(self.eval_batch_size):
-                output = self.model(x)
-                for name, value in self.task.sums(output, y).items():
-                    value = value.to(wide)
-                    totals[name] = totals[name] + value if name in totals else value
-                if self.task.keeps == "outputs":
-                    kept.append((y, output.to(wide)))
-        means = {n: (total.cpu().double() / len(examples)).tolist() for n, total in totals.items()}
-        scores = self.task.score(means)
-        if kept:
-            y, output = (torch.cat(parts) for parts in zip(*kept, strict=True))
-            arrays = (v.numpy(force=True) for v in (y, self.task.predict(output), output))
-            scores |= self.task.whole(*arrays)
-        return as_numbers(means) | scores
-
-    def personal_score(self) -> dict[str, float]:
-        """Return the primary score on the test examples, as that of a client's own model."""
-        name = self.task.primary.name
-        return {f"personal_{name}": self.evaluate(self.test_examples)[name]}
+        return _evaluated(self, examples)
 
     def derive_seed(self, server_round: int, purpose: str) -> int:
         """Derive the seed of this client's random numbers for a purpose in a round."""
@@ -471,6 +448,34 @@ class Trainer(TrainerSpec, Configurable):
     def __str__(self) -> str:
         """Return the client's name for error messages."""
         return f"Client {self.client_id}"
+
+
+def personal_score(trainer: Trainer) -> dict[str, float]:
+    """Return the primary score on the test examples, as that of a client's own model."""
+    name = trainer.task.primary.name
+    return {f"personal_{name}": trainer.evaluate(trainer.test_examples)[name]}
+
+
+def _evaluated(trainer: Trainer, examples: Examples) -> dict[str, float]:
+    wide = float64_on(trainer.device)
+    totals: dict[str, Tensor] = {}
+    kept: list[tuple[Tensor, Tensor]] = []
+    trainer.model.eval()
+    with torch.inference_mode():
+        for x, y in examples.eval_batches(trainer.eval_batch_size):
+            output = trainer.model(x)
+            for name, value in trainer.task.sums(output, y).items():
+                value = value.to(wide)
+                totals[name] = totals[name] + value if name in totals else value
+            if trainer.task.keeps == "outputs":
+                kept.append((y, output.to(wide)))
+    means = {n: (total.cpu().double() / len(examples)).tolist() for n, total in totals.items()}
+    scores = trainer.task.score(means)
+    if kept:
+        y, output = (torch.cat(parts) for parts in zip(*kept, strict=True))
+        arrays = (v.numpy(force=True) for v in (y, trainer.task.predict(output), output))
+        scores |= trainer.task.whole(*arrays)
+    return as_numbers(means) | scores
 
 
 def prepared_examples(
