@@ -99,7 +99,7 @@ def values_read(strategy: FairStrategy) -> tuple[str, ...]:
 def lies_to_try(strategy: FairStrategy) -> Iterator[Lie]:
     """Yield the lies to try on a strategy: only about values that it reads and accepts."""
     scalars = [name for name in values_read(strategy) if name not in strategy._array_measurements]
-    choices = [ACCURACIES if s.endswith("accuracy") else NUMBERS for s in scalars]
+    choices = [ACCURACIES if s.endswith(("accuracy", "score")) else NUMBERS for s in scalars]
     factors = FACTORS if len(scalars) < len(values_read(strategy)) else (1.0,)
     claims = {}  # a dict as an ordered set
     for factor, *numbers in product(factors, *choices):

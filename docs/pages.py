@@ -75,7 +75,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Remove markup for GitHub, and link the methods in tables to their pages."""
     markdown = re.sub(r"^(```\w+) \S+$", r"\1", markdown, flags=re.MULTILINE)
-    lists = r"(<!-- table: all_(\w+) -->\n)(.*?)(?=<!-- end -->)"
+    lists = r"(<!-- table: all_(strategies|clients) -->\n)(.*?)(?=<!-- end -->)"
     markdown = re.sub(lists, lambda m: link_methods(m[2], m[3]), markdown, flags=re.DOTALL)
     return re.sub(r"^<!--.*?-->$", "", markdown, flags=re.MULTILINE)
 

@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import settings
 from threadpoolctl import threadpool_limits
@@ -34,6 +35,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Keeps Ray from installing a separate environment for its workers.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
+
+# With numexpr, which tests need for another library, pandas takes the column "round" in a query for
+# numexpr's function.
+pd.set_option("compute.use_numexpr", False)
 
 #: Libraries that most tests import; compiling them in a new environment takes half a minute.
 LARGE = ("torch", "scipy.stats", "ray", "pandas", "torchvision", "sklearn", "flwr.simulation")

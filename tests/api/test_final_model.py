@@ -31,7 +31,7 @@ from fairflower.models import Classifier, build, initial_local_arrays
 from fairflower.models.prompt_vit import PromptViT
 from fairflower.registry import MODELS
 from fairflower.report import read_run
-from fairflower.tasks import task_of
+from fairflower.tasks import CLASSIFICATION, task_of
 from fairflower.training.batches import examples_of
 from fairflower.training.build import build_model
 
@@ -73,18 +73,22 @@ class Undecided(Own):
         return h if int(x.sum()) % 2 else -h
 
 
-def wrapped(model: nn.Module, shape: tuple[int, ...], classes: int = 3) -> Network:
+def wrapped(
+    model: nn.Module, shape: tuple[int, ...], classes: int = 3, task: str = CLASSIFICATION
+) -> Network:
     mean, std = SCALES[len(shape)]
+    federation: Any = SimpleNamespace(shape=shape, mean=mean, std=std, classes=())
     names = tuple(map(str, range(classes)))
-    federation: Any = SimpleNamespace(shape=shape, mean=mean, std=std, class_names=names)
+    vars(federation).update(class_names=names, task=task, learns=task_of(task))
     return Network(model, federation)
 
 
 def built(name: str) -> Network:
     """A network with initial weights, whose BatchNorm layers have seen images."""
-    shape: tuple[int, ...] = {"embedding-bag": (50, 12), "mlp": (13,)}.get(name, (3, 32, 32))
-    task = task_of("segmentation" if name == "unet" else "classification")
-    network = wrapped(build(name, 3, shape, seed=0, task=task), shape)
+    shapes: dict[str, tuple[int, ...]] = {"embedding-bag": (50, 12), "gpt": (50, 12), "mlp": (13,)}
+    shape = shapes.get(name, (3, 32, 32))
+    task = {"unet": "segmentation", "gpt": "next-token"}.get(name, CLASSIFICATION)
+    network = wrapped(build(name, 3, shape, seed=0, task=task_of(task)), shape, task=task)
     model = network.model.train()
     with torch.no_grad():
         model(torch.randn(8, *shape) if len(shape) != 2 else network.examples(8))
@@ -95,7 +99,7 @@ def built(name: str) -> Network:
 def onnx_logits(path: Path, x: Tensor) -> np.ndarray:
     """Return logits by ONNX Runtime."""
     session = onnxruntime.InferenceSession(path)
-    (logits,) = session.run(["logits"], {"x": x.numpy()})
+    (logits,) = session.run(None, {"x": x.numpy()})
     return logits
 
 
