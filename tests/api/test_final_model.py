@@ -215,6 +215,7 @@ def test_a_state_dict_has_the_whole_model_including_frozen_weights(
         facts = {name: json.loads(value) for name, value in file.metadata().items()}
     assert facts == {
         "kind": "images",
+        "task": "classification",
         "shape": list(federation.shape),
         "mean": list(federation.mean),
         "std": list(federation.std),
