@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fairflower.config import DataConfig
 from fairflower.config.text import unknown
 from fairflower.data.federation import OVER_DOMAINS, Augment, Floats, Ints, Pixels
-from fairflower.data.files import data_folder, logger, other_task
+from fairflower.data.files import data_folder, logger, read_targets
 from fairflower.errors import DataError
 from fairflower.tasks import CLASSIFICATION, Targets, Task, task_of
 
@@ -325,12 +325,8 @@ def labels_of(data_set: DataSet, domain: str, split: str) -> Targets:
 def checked_targets(data_set: DataSet, domain: str, split: str, values: Any) -> Targets:
     """Return values as targets of a domain; raise ``DataError`` unless they are valid."""
     declared = data_set.num_classes or len(data_set.classes) or None
-    task = task_of(data_set.task)
-    try:
-        return task.read(np.asarray(values), declared)
-    except ValueError as error:
-        where = f"{type(data_set).__name__}: {domain}: {split}: labels"
-        raise DataError(f"{where}: {error}{other_task(data_set.task)}.") from error
+    where = f"{type(data_set).__name__}: {domain}: {split}: labels"
+    return read_targets(where, values, declared, data_set.task)
 
 
 def strata_of(data_set: DataSet, targets: Targets) -> Ints:

@@ -248,22 +248,23 @@ def needed_folder(config: DataConfig, content: str) -> Path:
 def checked_labels(
     where: str, values: npt.NDArray[Any], num_outputs: int | None, task: str = CLASSIFICATION
 ) -> Targets:
-    """Return the targets in a file; raise ``DataError`` if there are none or they do not fit.
+    """Return the targets in a file; raise ``DataError`` if there are none or they do not fit."""
+    if len(values) == 0:
+        raise DataError(f"{where}: found no labels; expected at least one example.")
+    return read_targets(where, values, num_outputs, task)
+
+
+def read_targets(where: str, values: Any, num_outputs: int | None, task: str) -> Targets:
+    """Return values as targets; raise ``DataError`` if they do not fit the task.
 
     ``where`` says in the error message where they are. For the rest see `fairflower.tasks.Task`.
     """
-    if len(values) == 0:
-        raise DataError(f"{where}: found no labels; expected at least one example.")
     learns = task_of(task)
     try:
-        return learns.read(values, num_outputs)
+        return learns.read(np.asarray(values), num_outputs)
     except ValueError as error:
-        raise DataError(f"{where}: {error}{other_task(task)}.") from error
-
-
-def other_task(task: str) -> str:
-    """Return the end of an error about targets, which says how another task is chosen."""
-    return f" (data.task = {task!r})" if task != CLASSIFICATION else ""
+        of_task = f" (data.task = {task!r})" if task != CLASSIFICATION else ""
+        raise DataError(f"{where}: {error}{of_task}.") from error
 
 
 def check_twins(what: str, held: Mapping[str, Iterable[str]], remedy: str) -> None:
