@@ -33,7 +33,7 @@ from PIL import Image
 
 from fairflower.data.data_set import DataSet
 from fairflower.data.federation import Augment, Ints, Pixels
-from fairflower.data.uci_digits import FIRST_TEST_IMAGE
+from fairflower.data.uci_digits import divided_rows, generator
 
 SIZE = 32  # side of the generated images, in pixels
 TRAIN_SIZES = {"flatbed": 480, "fax": 240, "microfilm": 160, "phone": 160}
@@ -81,7 +81,7 @@ def generate() -> dict[tuple[str, str], tuple[Pixels, Pixels]]:
     digits = load_digits().images / 16
     splits = {}
     for (domain, split), rows in source_rows().items():
-        rng = _rng(domain, split)
+        rng = generator(_SEED, domain, split)
         ink = _placed(digits[rows], rng)
         pixels = np.rint(255 * _SCANNERS[domain](ink, rng).clip(0, 1)).astype(np.uint8)
         splits[domain, split] = pixels, (ink >= 0.5).astype(np.uint8)
@@ -93,17 +93,7 @@ _generated = cache(generate)  # 3.5 MB
 
 def source_rows() -> dict[tuple[str, str], Ints]:
     """Return the rows of ``load_digits`` for each domain and split."""
-    rows = {}
-    for split, span in {"train": (0, FIRST_TEST_IMAGE), "test": (FIRST_TEST_IMAGE, 1797)}.items():
-        order = _rng("source", split).permutation(np.arange(*span))
-        for domain in TRAIN_SIZES:
-            size = TRAIN_SIZES[domain] if split == "train" else TEST_SIZE
-            rows[domain, split], order = order[:size], order[size:]
-    return rows
-
-
-def _rng(*purpose: str) -> np.random.Generator:
-    return np.random.default_rng([_SEED, *"/".join(purpose).encode()])
+    return divided_rows(TRAIN_SIZES, TEST_SIZE, _SEED)
 
 
 def _placed(digits: npt.NDArray[np.float64], rng: np.random.Generator) -> Values:

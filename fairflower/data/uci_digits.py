@@ -29,7 +29,7 @@ Training and test images are kept separate:
   different families than the training fonts (DejaVu Sans and Mono, STIX, Computer Modern Roman).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -99,10 +99,10 @@ def generate() -> dict[tuple[str, str], tuple[Pixels, Ints]]:
     source = load_digits()
     splits = {}
     for (domain, split), rows in source_rows().items():
-        images = _written(domain, source.images[rows] / 16, _rng(domain, split))
+        images = _written(domain, source.images[rows] / 16, generator(_SEED, domain, split))
         splits[domain, split] = images, source.target[rows].astype(np.int64)
     for split, count in (("train", TRAIN_SIZES["printed"]), ("test", TEST_SIZE)):
-        rng = _rng("printed", split)
+        rng = generator(_SEED, "printed", split)
         labels = rng.permutation(np.arange(count) % 10).astype(np.int64)
         splits["printed", split] = _printed(labels, fonts(split), rng), labels
     return splits
@@ -113,12 +113,19 @@ _generated = cache(generate)  # 3 MB
 
 def source_rows() -> dict[tuple[str, str], Ints]:
     """Return the rows of ``load_digits`` for each handwritten domain and split."""
+    handwritten = {domain: size for domain, size in TRAIN_SIZES.items() if domain != "printed"}
+    return divided_rows(handwritten, TEST_SIZE, _SEED)
+
+
+def divided_rows(
+    train_sizes: Mapping[str, int], test_size: int, seed: int
+) -> dict[tuple[str, str], Ints]:
+    """Return rows of ``load_digits`` for each domain and split; no session is in both splits."""
     rows = {}
-    spans = {"train": (0, FIRST_TEST_IMAGE), "test": (FIRST_TEST_IMAGE, 1797)}
-    for split, span in spans.items():
-        order = _rng("source", split).permutation(np.arange(*span))
-        for domain in ("plain", "inverted", "rotated"):
-            size = TRAIN_SIZES[domain] if split == "train" else TEST_SIZE
+    for split, span in {"train": (0, FIRST_TEST_IMAGE), "test": (FIRST_TEST_IMAGE, 1797)}.items():
+        order = generator(seed, "source", split).permutation(np.arange(*span))
+        for domain, train_size in train_sizes.items():
+            size = train_size if split == "train" else test_size
             rows[domain, split], order = order[:size], order[size:]
     return rows
 
@@ -130,8 +137,9 @@ def fonts(split: str) -> list[Path]:
     return [Path(get_data_path(), "fonts", "ttf", f"{name}.ttf") for name in _FONTS[split]]
 
 
-def _rng(*purpose: str) -> np.random.Generator:
-    return np.random.default_rng([_SEED, *"/".join(purpose).encode()])
+def generator(seed: int, *purpose: str) -> np.random.Generator:
+    """Return the generator of random numbers for one purpose."""
+    return np.random.default_rng([seed, *"/".join(purpose).encode()])
 
 
 def _written(domain: str, digits: npt.NDArray[np.float64], rng: np.random.Generator) -> Pixels:
