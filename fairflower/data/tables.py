@@ -49,6 +49,10 @@ class EmbeddedTable(FeatureSet):
 
     def column(self, name: str, domain: str, split: str) -> npt.NDArray[np.float64]:
         """Return the values of a column in a split of a domain, [N]."""
+        return _table(self.file)[name][self._rows(domain, split)]
+
+    def _rows(self, domain: str, split: str) -> Ints:
+        """Return the rows of the table that are the examples of a split of a domain."""
         table, (column, numbers) = _table(self.file), self.domain_column
         needed = [name for name in self.columns_of_features if name not in self.typical]
         known = ~np.isnan([table[name] for name in needed]).any(axis=0)
@@ -57,7 +61,7 @@ class EmbeddedTable(FeatureSet):
         if self.person:
             _, person = np.unique(table[self.person][rows], return_inverse=True)
         chosen: Ints = rows[(person % self.every == 0) == (split == "test")]
-        return table[name][chosen]
+        return chosen
 
     def labels(self, domain: str, split: str) -> Targets:
         columns = [self.column(name, domain, split) for name in self.targets]
@@ -66,12 +70,11 @@ class EmbeddedTable(FeatureSet):
         return columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
 
     def features(self, domain: str, split: str, rows: Ints) -> Floats:
-        columns = [self._feature(name, domain, split)[rows] for name in self.columns_of_features]
-        return np.stack(columns, axis=1).astype(np.float32)
-
-    def _feature(self, name: str, domain: str, split: str) -> npt.NDArray[np.float64]:
-        values = self.column(name, domain, split)
-        return np.where(np.isnan(values), self.typical.get(name, np.nan), values)
+        table, chosen = _table(self.file), self._rows(domain, split)[rows]
+        names = list(self.columns_of_features)
+        values = np.stack([table[name][chosen] for name in names], axis=1)
+        typical = [self.typical.get(name, np.nan) for name in names]
+        return np.where(np.isnan(values), typical, values).astype(np.float32)
 
     def fingerprint(self) -> Any:
         """Return the version of the embedded table."""
@@ -275,10 +278,8 @@ class RandHIE(EmbeddedTable):
         target: Literal["class", "visits"] = "class",
     ) -> None:
         self.domain_column, self.targets = (groups, GROUPS[groups]), ("mdvis",)
-        self.positive, self.classes = (
-            visits,
-            (f"fewer than {visits} visits", f"{visits} visits or more"),
-        )
+        self.positive = visits
+        self.classes = (f"fewer than {visits} visits", f"{visits} visits or more")
         if target == "visits":
             self.task, self.positive, self.classes = _VISITS, None, ("visits",)
         super().__init__(config)
