@@ -168,10 +168,8 @@ def _place(
             'but the server did not query the sites\' data. Set evaluate.by = "clients".'
         )
     site = open_site(_data_config(context, run), str(context.node_config["domain"]))
-    client_id, federation = (
-        int(config["client-id"]),
-        _federation(str(config["federation"]), site.task),
-    )
+    client_id = int(config["client-id"])
+    federation = _federation(str(config["federation"]), site.task)
     return client_id, federation, _data(federation, client_id, site)
 
 

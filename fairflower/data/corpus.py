@@ -25,7 +25,7 @@ from fairflower.errors import DataError
 
 SUFFIXES = (".txt", ".jsonl")
 
-#: Text -> "test" or "train".
+#: Split, "train" or "test" -> its texts.
 Texts = dict[str, list[str]]
 
 

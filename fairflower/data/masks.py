@@ -80,12 +80,11 @@ class MaskFolder(OwnImages):
             )
         absent = np.setdiff1d(np.arange(max(known - {UNKNOWN}, default=0)), [*known])
         if not binary and self.num_classes is None and len(absent):
-            text = (
+            files.logger.warning(
                 "%s: masks have values up to %d, but none of %d classes below, such as %d. Number "
+                "classes from 0, without gaps.",
+                *(self.folder, max(known - {UNKNOWN}), len(absent), absent[0]),
             )
-            text += "classes from 0, without gaps."
-            found = self.folder, max(known - {UNKNOWN}), len(absent), absent[0]
-            files.logger.warning(text, *found)
         return bool(binary)
 
     def _from_files(self, folder: Path) -> FileTable:

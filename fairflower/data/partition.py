@@ -161,8 +161,9 @@ def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cl
             )
     groups = []
     for domain, values in labels.items():
-        test = labels_of(data_set, domain, "test") if tested[domain] else None
-        test = None if test is None else strata_of(data_set, test)
+        test = None
+        if tested[domain]:
+            test = strata_of(data_set, labels_of(data_set, domain, "test"))
         trained_on, tested_on = apply_partitioner(data_set, domain, values, test)
         large = [k for k, rows in enumerate(trained_on) if len(rows) > 1]
         usable = [k for k in large if test is None or len(tested_on[k])]

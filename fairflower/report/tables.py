@@ -12,7 +12,7 @@ import numpy as np
 
 from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import DIFFERENCES, METRICS
-from fairflower.numerics.metrics import STD0, average_and_worst, over_domains, summaries
+from fairflower.numerics.metrics import STD0, Summary, average_and_worst, over_domains, summaries
 from fairflower.numerics.scores import AUC, Score
 from fairflower.report.cells import (
     DASH,
@@ -249,7 +249,6 @@ def columns(
         return all(run.tests_by(by.name).fully_tested(window) for run in method.runs)
 
     average, worst, spread, gaps = over_domains(by)
-    spread0 = replace(spread, formula=STD0.formula, ddof=0)
     return [
         *(
             column(domain, lambda run, d=d: float(values(run)[d]), by)  # type: ignore[misc]
@@ -257,9 +256,14 @@ def columns(
         ),
         *(
             Column(row.heading, row, over(row, comparison, domains=values), whole)
-            for row in (average, spread, spread0, worst, gaps)
+            for row in (average, spread, _population(spread), worst, gaps)
         ),
     ]
+
+
+def _population(spread: Summary) -> Summary:
+    """Return the standard deviation of a population, in the unit of this of a sample."""
+    return replace(spread, formula=STD0.formula, ddof=0)
 
 
 def held_out_columns(comparison: Comparison, window: int = WINDOW) -> list[Column]:
@@ -336,8 +340,8 @@ def types_table(comparison: Comparison) -> Table:
     """
     methods = comparison.typed()
     score = comparison.score
-    average, _, spread, _ = over_domains(score)
-    spread = replace(spread, formula=STD0.formula, ddof=0)
+    rows = over_domains(score)
+    average, spread = rows.average, _population(rows.spread)
     by_domain = (
         f"A client counts with its domain's {score.title}, because in some runs not all clients "
         "tested. "

@@ -114,7 +114,7 @@ class CentralizedEvaluator:
             sums, *chunks = zip(*(future.result() for future in futures), strict=True)
             targets, predictions, outputs = map(np.concatenate, chunks)
             means = _means(sums, len(targets))
-            scores = task.score(means) | (task.whole(targets, predictions, outputs))
+            scores = task.score(means) | task.whole(targets, predictions, outputs)
             results[domain] = {"loss": float(means["loss"]), **defined(scores)}
             if self.auc:
                 probabilities = torch.from_numpy(outputs).softmax(1).numpy()

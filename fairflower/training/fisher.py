@@ -183,11 +183,9 @@ def _is_exact_by_layer(model: nn.Module, task: Task, x: Tensor, y: Tensor) -> bo
     if any(isinstance(m, nn.Embedding) and m.weight.requires_grad for m in model.modules()):
         return False  # the gradient of embeddings is not implemented by layer
     # A single sample is repeated: two are needed to see whether samples are mixed.
-    x, y = (
-        (x[:2].clone(), y[:2])
-        if len(y) > 1
-        else (x.repeat_interleave(2, 0), y.repeat_interleave(2, 0))
-    )
+    if len(y) == 1:
+        x, y = x.repeat_interleave(2, 0), y.repeat_interleave(2, 0)
+    x, y = x[:2].clone(), y[:2]
     parameters = trainable(model)
     truth, by_layer = _zeros(model), _zeros(model)
     with without_tf32(x.device):  # products by layer do not round to TF32 either
