@@ -35,6 +35,7 @@ from types import NoneType, SimpleNamespace, UnionType
 from typing import (
     Annotated,
     Any,
+    ClassVar,
     Literal,
     NotRequired,
     Required,
@@ -207,6 +208,9 @@ class Configurable:
     A direct subclass is a base class of methods. All methods share the arguments of its
     constructor, which therefore do not count as a method's arguments.
     """
+
+    #: Argument -> attribute of a run's task that is its default (`fairflower.tasks.Task`).
+    task_defaults: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

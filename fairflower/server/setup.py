@@ -358,7 +358,7 @@ def _make_strategy(config: RunConfig, evaluator: CentralizedEvaluator) -> FairSt
         )
         exchanges = [*exchanges, noisy_sum]
     minimums = dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), 1)
-    strategy: FairStrategy = config.strategy.make(
+    strategy: FairStrategy = config.strategy.for_task(evaluator.federation.learns).make(
         **minimums,
         fraction_train=config.fraction_train,
         min_clients=config.min_clients or None,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fairflower.arguments import Configurable
 from fairflower.config.methods import TaskSpec
+from fairflower.config.privacy import LOSS_RANGE
 from fairflower.errors import ConfigError, quoted
 from fairflower.numerics.scores import Score
 from fairflower.registry import CLASSIFICATION
@@ -50,6 +51,9 @@ class Task(Configurable):
     keeps: ClassVar[Literal["", "predictions", "outputs"]] = ""
     #: Whether outputs are no logits, so that users' metrics and exported networks give predictions.
     scaled: ClassVar[bool] = False
+    #: Loss that a client's mean loss seldom exceeds: the default of ``privacy.loss-range`` and of
+    #: PropFair's M.
+    loss_range: float = LOSS_RANGE
     #: Score that a domain's examples may not define -> when, for notes.
     undefined: ClassVar[Mapping[str, str]] = {}
     #: Kind of examples -> name of the default model, unless it is that of classification.

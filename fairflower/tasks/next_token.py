@@ -39,6 +39,7 @@ class NextToken(Task):
     scores = NLL, PERPLEXITY, TOKEN_ACCURACY
     dtype = np.int64
     models: ClassVar = {"tokens": "gpt"}
+    loss_range = 12.0  # that of guessing among 160,000 tokens
 
     def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
         """Return targets, int64 [N, L]."""

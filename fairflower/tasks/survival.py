@@ -88,6 +88,10 @@ class Survival(Task):
         self.cuts = np.linspace(0, horizon, intervals + 1)[1:] if horizon else _parsed(str(cuts))
         self.cuts = self.cuts.astype(np.float32).astype(np.float64)  # comparable to times
 
+    @property
+    def loss_range(self) -> float:  # type: ignore[override]
+        return 2 * len(self.cuts) * math.log(2)
+
     def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
         """Return times and events, float32 [N, 2]."""
         expected = "times >= 0 and events, 0 or 1 [N, 2]"

@@ -52,5 +52,6 @@ def build_trainer(
     """
     client.check()
     trainer: type[Trainer] = client.factory
-    accepted = {k: v for k, v in client.args.items() if k in constructor_specs(trainer)}
+    args = client.for_task(data.task).args
+    accepted = {k: v for k, v in args.items() if k in constructor_specs(trainer)}
     return trainer(model, data, settings, client_id=client_id, seed=seed, device=device, **accepted)
