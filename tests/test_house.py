@@ -30,7 +30,7 @@ BUDGETS = {
     "participation": 320,
     "plans": 2020,
     "registry": 810,
-    "report": 5550,
+    "report": 5570,
     "secure": 1180,
     "server": 3610,
     "statistics": 410,
