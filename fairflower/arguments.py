@@ -315,7 +315,7 @@ def conform(value: Any, hint: Any, name: str = "") -> None:
     """Check a value from JSON against a type; raise ``ValueError`` naming the invalid part.
 
     A type is a plain type, ``Annotated[float, Range(0, 1)]``, ``Annotated[str, re.compile(...)]``,
-    a ``Literal`` of words, a list, tuple, dict or union of types, a ``TypedDict``, which may have
+    a ``Literal``, a list, tuple, dict or union of types, a ``TypedDict``, which may have
     more fields in the value, or a dataclass.
 
     >>> conform([3, -1], list[Count], "sizes")

@@ -18,8 +18,6 @@ def build_model(
 
     See `fairflower.models.build` for ``seed`` and errors.
     """
-    with client.naming_failures():
-        client.factory.check_task(federation.learns, federation.kind)
     model = models.build(
         config.name,
         federation.num_classes,
