@@ -35,6 +35,7 @@ from types import NoneType, SimpleNamespace, UnionType
 from typing import (
     Annotated,
     Any,
+    ClassVar,
     Literal,
     NotRequired,
     Required,
@@ -208,6 +209,9 @@ class Configurable:
     constructor, which therefore do not count as a method's arguments.
     """
 
+    #: Argument -> attribute of a run's task that is its default (`fairflower.tasks.Task`).
+    task_defaults: ClassVar[Mapping[str, str]] = {}
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for name in _TUPLES:
@@ -311,7 +315,7 @@ def conform(value: Any, hint: Any, name: str = "") -> None:
     """Check a value from JSON against a type; raise ``ValueError`` naming the invalid part.
 
     A type is a plain type, ``Annotated[float, Range(0, 1)]``, ``Annotated[str, re.compile(...)]``,
-    a ``Literal`` of words, a list, tuple, dict or union of types, a ``TypedDict``, which may have
+    a ``Literal``, a list, tuple, dict or union of types, a ``TypedDict``, which may have
     more fields in the value, or a dataclass.
 
     >>> conform([3, -1], list[Count], "sizes")

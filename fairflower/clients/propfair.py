@@ -1,6 +1,6 @@
 """PropFair (Zhang, Malekmohammadi, Chen, Yu, TMLR 2023)."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -12,15 +12,16 @@ from fairflower.training.trainer import Trainer
 class PropFair(Trainer):
     """Local training for proportional fairness: it maximizes the product of the clients' gains.
 
-    The client minimizes ``-log(1 - l / M)``, where l is the mean cross entropy of a batch. Above
+    The client minimizes ``-log(1 - l / M)``, where l is the mean loss of a batch. Above
     ``l = M - epsilon``, the objective is linear: it continues along its tangent, so that any loss
-    is allowed. The gradient is that of the cross entropy times ``1 / (M - l)``, or at most
+    is allowed. The gradient is that of the loss times ``1 / (M - l)``, or at most
     ``1 / epsilon``. ``train_loss`` is this objective. In the paper, the strategy is ``fedavg``.
 
     Parameters
     ----------
     M
-        Loss at which a client's gain is 0. Default 5, as for the strategy ``propfair``.
+        Loss at which a client's gain is 0. Default 5 or the task's, as for the strategy
+        ``propfair``.
     epsilon
         Lower bound on M - l in the gradient. Default 0.2 (the authors' code).
     variant
@@ -46,6 +47,7 @@ class PropFair(Trainer):
     """
 
     paper = "Zhang et al., TMLR 2023"
+    task_defaults: ClassVar = {"M": "loss_range"}
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self, TypeVar
 
 from fairflower.arguments import argument_specs
@@ -251,6 +251,11 @@ class MethodSpec(Spec):
             if key.startswith(table) and key != cls.KEY and value != DEFAULT
         }
         return cls(named.name, {**named.args, **args})
+
+    def for_task(self, task: Any) -> Self:
+        """Return the method with the task's defaults of arguments that are not set."""
+        of_task = {arg: getattr(task, name) for arg, name in self.factory.task_defaults.items()}
+        return replace(self, args={**of_task, **self.args})
 
     @classmethod
     def parse(cls, text: str) -> list[Self]:

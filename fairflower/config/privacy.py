@@ -20,6 +20,8 @@ from fairflower.registry.measurements import LARGEST, MEASUREMENTS
 #: Policies that select clients independently of their losses.
 POLICIES = ("uniform", "by-examples", "round-robin")
 
+#: Loss range of tasks, unless they have another.
+LOSS_RANGE = 5.0
 
 #: Largest standard deviation of the model's noise, far below the largest number in float32.
 _LARGEST_NOISE = 1e30
@@ -49,10 +51,11 @@ class PrivacyConfig:
     ] = 0.0
     loss_range: Annotated[
         float,
-        Range(above=0, high=1e9),
+        Range(0, 1e9),
         "Upper bound to which losses and sharpness are clipped under differential privacy; the "
-        "lower bound is 0. Accuracies always range from 0 to 1.",
-    ] = 5.0
+        "lower bound is 0. Accuracies always range from 0 to 1. 0 means the task's: 12 for "
+        "next-token, twice the loss of guessing for survival, and 5 for the others.",
+    ] = 0.0
     delta: Annotated[
         float,
         Range(above=0, high=0.1),
@@ -67,6 +70,9 @@ class PrivacyConfig:
         "Random seed for the noise, for experiments only: anyone who knows the seed can remove "
         "the noise. 0 means random numbers from the operating system.",
     ] = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "loss_range", self.loss_range or LOSS_RANGE)
 
     @property
     def on(self) -> bool:

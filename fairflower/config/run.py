@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import attrgetter
 from types import MappingProxyType
@@ -200,7 +200,10 @@ class RunConfig:
         config = _build({key: _converted(key, value) for key, value in flat.items()})
         _check(config)
         load_metrics(config.evaluate.metrics)
-        return config
+        task = DataSpec.read(config.data.name).task(config.data.task)
+        if task is None or flat.get("privacy.loss-range"):
+            return config
+        return replace(config, privacy=replace(config.privacy, loss_range=task.make().loss_range))
 
     @classmethod
     def from_message(cls, flat: Mapping[str, Any]) -> RunConfig:

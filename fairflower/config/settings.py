@@ -424,6 +424,13 @@ class EvaluateConfig:
         "Whether the server also tests on the held-out domain with BatchNorm statistics that "
         "are estimated from its unlabeled test examples (AdaBN).",
     ] = False
+    margin: Annotated[
+        Amount,
+        "Margin of equivalence in reports, which a run declares before it begins: a difference "
+        "between the worst domains in the primary score's unit, in points for fractions; half of "
+        "it for STD. 0 means 2 points or, for a score that is no fraction, the task's margin or "
+        "2 % of the average of the method compared with.",
+    ] = 0.0
     metrics: Annotated[
         str, "Comma-separated list of your own metrics, each as module:function. Empty means none."
     ] = ""

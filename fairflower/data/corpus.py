@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import zlib
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -137,10 +134,9 @@ class Languages(BlockSet):
 @cache
 def _embedded() -> dict[str, list[str]]:
     """Return the texts of each language."""
-    text = resources.files(__package__).joinpath("languages.json").read_text(encoding="utf-8")
-    content = json.loads(text)
-    texts = zlib.decompress(base64.b85decode(content["texts"])).decode().split("\1")
-    return dict(zip(content["languages"], (t.split("\0") for t in texts), strict=True))
+    content = files.embedded("languages", "texts")
+    texts = (of_language.split("\0") for of_language in content["texts"].split("\1"))
+    return dict(zip(content["languages"], texts, strict=True))
 
 
 class DomainCorpus(BlockSet, DataSetOfFiles[Texts]):

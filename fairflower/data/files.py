@@ -1,5 +1,7 @@
 """Local files: checks before they are read, arrays in ``.npz`` files, labels and names."""
 
+import base64
+import json
 import logging
 import math
 import os
@@ -7,9 +9,11 @@ import re
 import sys
 import unicodedata
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import resources
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
@@ -288,6 +292,15 @@ def check_twins(what: str, held: Mapping[str, Iterable[str]], remedy: str) -> No
 def _plain(name: str) -> str:
     """Normalize a name, because an accented letter may have one or two code points."""
     return unicodedata.normalize("NFC", name).strip()
+
+
+def embedded(name: str, packed: str) -> dict[str, Any]:
+    """Return a JSON file of this package, with the text in ``packed``, if it has it, unpacked."""
+    text = resources.files(__package__).joinpath(f"{name}.json").read_text(encoding="utf-8")
+    content: dict[str, Any] = json.loads(text)
+    if packed in content:
+        content[packed] = zlib.decompress(base64.b85decode(content[packed])).decode()
+    return content
 
 
 def stamp(path: Path) -> list[Any]:

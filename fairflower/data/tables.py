@@ -1,11 +1,7 @@
 """Tables of features in this package: heart disease, doctor visits and lung cancer."""
 
-import base64
-import json
-import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib import resources
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -15,6 +11,7 @@ from fairflower.arguments import Range
 from fairflower.config import DataConfig
 from fairflower.data.data_set import FeatureSet
 from fairflower.data.federation import Floats, Ints
+from fairflower.data.files import embedded
 from fairflower.tasks import Targets
 
 
@@ -358,11 +355,9 @@ class Lung(EmbeddedTable):
 @cache
 def _table(name: str) -> dict[str, npt.NDArray[np.float64]]:
     """Return the columns of a table by name, each of shape [N]."""
-    text = resources.files(__package__).joinpath(f"{name}.json").read_text(encoding="utf-8")
-    columns = json.loads(text)
+    columns = embedded(name, "values")
     if "values" in columns:  # the table of doctor visits is larger, and compressed
-        values = zlib.decompress(base64.b85decode(columns["values"])).decode().split(";")
-        columns = dict(zip(columns["columns"], values, strict=True))
+        columns = dict(zip(columns["columns"], columns["values"].split(";"), strict=True))
     table = {name: np.array(column.split(","), np.float64) for name, column in columns.items()}
     if name == "heart_disease":
         kinds = ("pain", 2), ("pain", 3), ("pain", 4), ("ecg", 1), ("ecg", 2)

@@ -254,18 +254,17 @@ GAP = Summary(
     gradient=lambda a: np.eye(len(a))[a.argmax()] - np.eye(len(a))[a.argmin()],
 )
 MAX = Summary("MAX", 0, phrase="best domain", margin=2.0, formula=best)
-SUMMARIES = (
-    *(AVG, STD0, STD, MIN, MAX, GAP),
-    Summary("worst 10 %", phrase="mean of the worst tenth", formula=worst_fraction),
-    *(
-        Summary(name, better, "", phrase=phrase, digits=4, formula=formula, compares=True)
-        for name, better, phrase, formula in (
-            ("Jain", 1, "Jain's index", jain),
-            ("Gini", -1, "Gini coefficient", gini),
-            ("entropy", 1, "entropy", entropy),
-        )
-    ),
+TENTH = Summary("worst 10 %", phrase="mean of the worst tenth", formula=worst_fraction)
+#: Summaries without a unit, of values that are at least 0.
+RELATIVE = tuple(
+    Summary(name, better, "", phrase=phrase, digits=4, formula=formula, compares=True)
+    for name, better, phrase, formula in (
+        ("Jain", 1, "Jain's index", jain),
+        ("Gini", -1, "Gini coefficient", gini),
+        ("entropy", 1, "entropy", entropy),
+    )
 )
+SUMMARIES = (AVG, STD0, STD, MIN, MAX, GAP, TENTH, *RELATIVE)
 
 
 def average_and_worst(better: int) -> tuple[Summary, Summary]:
@@ -310,9 +309,9 @@ def summaries(score: Score) -> tuple[Summary, ...]:
     average, low, _, gap = over_domains(score)
     high = MAX if score.better > 0 else replace(MIN, better=0, phrase=MAX.phrase)
     formula = partial(worst_fraction, better=score.better)
-    tenth = replace(SUMMARIES[6], better=score.better, formula=formula)
+    tenth = replace(TENTH, better=score.better, formula=formula)
     in_unit = (average, STD0, STD, low, high, gap, tenth)
-    return (*(_of(score, row) for row in in_unit), *(SUMMARIES[7:] if score.low >= 0 else ()))
+    return (*(_of(score, row) for row in in_unit), *(RELATIVE if score.low >= 0 else ()))
 
 
 def _of(score: Score, row: Summary) -> Summary:

@@ -1,9 +1,9 @@
-"""Scores: numbers with a direction, and how they are shown."""
+"""Scores: numbers with a direction, how they are shown, and the means that they come from."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,3 +108,29 @@ class Score:
 ACCURACY = Score("accuracy")
 BALANCED_ACCURACY = Score("balanced_accuracy", title="ACC", phrase="class-balanced accuracy")
 AUC = Score("auc", title="AUC", phrase="AUC")
+
+
+def as_numbers(means: Mapping[str, Any]) -> dict[str, float]:
+    """Return means as single numbers: an array [K] becomes ``name/0`` to ``name/<K - 1>``.
+
+    >>> as_numbers({"loss": 0.5, "error": [1.0, 2.0]})
+    {'loss': 0.5, 'error/0': 1.0, 'error/1': 2.0}
+    """
+    return {
+        f"{name}/{k}" if np.ndim(values) else name: float(value)
+        for name, values in means.items()
+        for k, value in enumerate(np.atleast_1d(values))
+    }
+
+
+def from_numbers(numbers: Mapping[str, float]) -> dict[str, Any]:
+    """Return the means that `as_numbers` received, whatever the order of their numbers."""
+    means: dict[str, Any] = {}
+    for key, value in numbers.items():
+        name, several, k = key.partition("/")
+        if several:
+            means.setdefault(name, {})[int(k)] = value
+        else:
+            means[name] = value
+    arrays = {n: [of[k] for k in sorted(of)] for n, of in means.items() if isinstance(of, dict)}
+    return means | arrays

@@ -66,6 +66,8 @@ class Metric(Score):
     gradient: Callable[[Vector], Vector] | None = None
     #: Number of a reference's run of which ``margin`` is a percentage; None: it is in the unit.
     scale: Callable[[Run], float] | None = None
+    #: Multiple of the setting ``evaluate.margin`` that replaces ``margin``, if the run sets it.
+    declared: float = 0.0
 
     def value(self, run: Run) -> float:
         """Return the metric of a run, in its unit."""
@@ -73,9 +75,11 @@ class Metric(Score):
 
     def margin_from(self, references: Iterable[Run]) -> float:
         """Return the margin of equivalence with a method that has these runs, in the unit."""
-        if self.scale is None:
-            return self.margin
-        return abs(fmean(map(self.scale, references))) * self.margin / 100
+        runs = list(references)
+        declared = self.declared * runs[0].config["evaluate.margin"]
+        if declared or self.scale is None:
+            return declared or self.margin
+        return abs(fmean(map(self.scale, runs))) * self.margin / 100
 
     def example_worth(self, run: Run) -> float:
         """Return the metric's `example_worth`, in points; 0 if it is unknown."""
@@ -144,6 +148,7 @@ def _over_domains(comparison: Comparison, score: Score, methods: Sequence[Method
             judged=row is not average,
             gradient=row.gradient if score == ACCURACY else None,  # a mean over examples
             scale=scale,
+            declared=primary * row.margin / worst.margin,
         )
         for row in (worst, spread, average)
     ]
@@ -202,6 +207,7 @@ def _over_clients(score: Score, methods: Sequence[Method]) -> Measure:
             title="Avg over clients" if name == average else name,
             of=of,
             scale=None if score.margin else over_clients,
+            declared=0.5,
         )
         for name, better, of in (
             (average, score.better, over_clients),

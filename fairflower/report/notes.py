@@ -15,7 +15,6 @@ from typing import Any
 from fairflower.config.text import join_words
 from fairflower.data.federation import by_field
 from fairflower.numerics.metrics import MIN, STD
-from fairflower.numerics.scores import Score
 from fairflower.report.cells import MARK, capitalized, thousands
 from fairflower.report.methods import BASELINES, Comparison
 from fairflower.report.reading import Run
@@ -140,8 +139,8 @@ def notes(comparison: Comparison) -> Iterator[str]:
             "Uniform weights are not among the runs. They alone often explain much of "
             "a published gain over FedAvg."
         )
-    if not comparison.classes and len(methods) > 1:
-        yield from _score_notes(comparison.score)
+    if len(methods) > 1:
+        yield from _score_notes(comparison)
     yield from (*_draw_notes(comparison), *_run_notes(comparison), *_unshared(comparison))
     spent = [run.info["privacy"] for _, run in comparison.runs if run.info.get("privacy")]
     if note := together((p["epsilon"], p["delta"]) for p in spent):
@@ -158,13 +157,22 @@ def notes(comparison: Comparison) -> Iterator[str]:
         )
 
 
-def _score_notes(score: Score) -> Iterator[str]:
-    """Yield how verdicts on a score differ from those on accuracy."""
+def _score_notes(comparison: Comparison) -> Iterator[str]:
+    """Yield how verdicts differ from those on accuracy with the usual margins of equivalence."""
+    score = comparison.score
+    margins = {run.config["evaluate.margin"] for run in comparison.kept_runs}
+    for margin in sorted(margins - {0}):
+        yield (
+            f"Margin of equivalence, declared before the runs (evaluate.margin): {margin:g} "
+            f"{score.points or score.title} in the worst domain, half of it for STD."
+        )
+    if comparison.classes:
+        return
     yield (
         f"An example is worth no fixed amount of {score.title}, so tests set no lower limit to the "
         "spread of differences, as they do for accuracy."
     )
-    if not score.margin:
+    if not score.margin and 0 in margins:
         yield (
             f"Margins of equivalence, of the average {score.title} of the method compared with: "
             f"{MIN.margin:g} % in the worst domain, {STD.margin:g} % for STD."

@@ -49,7 +49,7 @@ class ScoreFacts(TypedDict, total=False):
     """A score in ``run.json``; see `fairflower.numerics.scores.Score`. Infinity is left out."""
 
     name: Required[str]
-    better: Required[Annotated[int, Range(-1, 1)]]
+    better: Required[Literal[-1, 0, 1]]
     unit: str
     low: float
     high: float

@@ -14,9 +14,9 @@ import numpy as np
 
 from fairflower.arguments import Range
 from fairflower.numerics.metrics import mean, over_domains
-from fairflower.numerics.scores import ACCURACY, Score
+from fairflower.numerics.scores import ACCURACY, Score, from_numbers
 from fairflower.server.contents import Value, read_history
-from fairflower.tasks import Task, from_numbers
+from fairflower.tasks import Task
 
 if TYPE_CHECKING:  # Flower is slow to import, and reports read histories
     from flwr.app import MetricRecord

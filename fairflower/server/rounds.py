@@ -97,8 +97,7 @@ class RoundLoop:
         round is saved (unless ``checkpoint.every`` is 0) and ``StopRun`` is raised. Any other
         exception ends the run before the round is saved.
         """
-        model = saved.model if saved else self.setup.evaluator.arrays()
-        arrays = record_of(model)
+        arrays = record_of(saved.model if saved else self.setup.evaluator.arrays())
         last, every = self.config.num_server_rounds, self.config.checkpoint.every
         if saved and (saved.server_round == last or self._ends_early()):
             done = saved.server_round  # the run was stopped after its last round
@@ -185,13 +184,13 @@ class RoundLoop:
             if self.config.privacy.on:
                 self._privacy.rounds += 1
                 self.folder.note("privacy", self._privacy.facts())
-            if self._secure is None:
-                replies = self._exchange(messages)
-            else:
+            if self._secure:
                 merged = self._summed(server_round, messages, arrays)
-        if self._secure is None:
+            else:
+                replies = self._exchange(messages)
+        if not self._secure:
             with _timed(seconds, "merge_seconds"), self._naming_failures(server_round):
-                merged = strategy.aggregate_train(server_round, replies)[0]
+                merged, _ = strategy.aggregate_train(server_round, replies)
         assert merged is not None
         for k, client in enumerate(strategy.client_ids):
             scalars = {name: values[k] for name, values in strategy.client_metrics.items()}
@@ -250,12 +249,9 @@ class RoundLoop:
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
         """Return each domain's primary score on test examples, or else on validation examples."""
-        first: dict[str, float] = {}
-        for split in ("test", "validation"):
-            if self.config.evaluates(split):
-                accuracies = self._evaluate_on(split, server_round, arrays)
-                first = first or accuracies
-        return first
+        splits = filter(self.config.evaluates, ("test", "validation"))
+        scores = [self._evaluate_on(split, server_round, arrays) for split in splits]
+        return next(filter(None, scores), {})
 
     def _evaluate_on(self, split: str, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
         """Return each domain's primary score, from the server or clients; NaN if untested."""

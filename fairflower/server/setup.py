@@ -184,9 +184,8 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
 
 
 def _check_task(config: RunConfig, strategy: FairStrategy, federation: Federation) -> None:
-    """Raise ``ConfigError`` if the client, the strategy or a setting needs another task."""
+    """Raise ``ConfigError`` if the strategy or a setting needs another task."""
     task = federation.learns
-    config.client.factory.check_task(task, federation.kind, config.train)
     if config.evaluate.auc and not task.classes:
         raise ConfigError(
             f"evaluate.auc is the one-vs-one AUC of classes, but the task is {federation.task}. "
@@ -327,7 +326,12 @@ def num_selected(config: RunConfig, num_clients: int) -> int:
 
 
 def check_client_settings(config: RunConfig, federation: Federation) -> None:
-    """Raise ``ConfigError`` or ``DataError`` if clients, or their test examples, are too few."""
+    """Raise ``ConfigError`` or ``DataError`` if clients do not fit the task, or are too few.
+
+    Likewise if their test examples are too few.
+    """
+    with config.client.naming_failures():
+        config.client.factory.check_task(federation.learns, federation.kind, config.train)
     for split in ("test", "validation"):
         if config.evaluates(split) and config.evaluate.by != "server":
             check_clients_can_test(config.data, federation, split)
@@ -358,7 +362,7 @@ def _make_strategy(config: RunConfig, evaluator: CentralizedEvaluator) -> FairSt
         )
         exchanges = [*exchanges, noisy_sum]
     minimums = dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), 1)
-    strategy: FairStrategy = config.strategy.make(
+    strategy: FairStrategy = config.strategy.for_task(evaluator.federation.learns).make(
         **minimums,
         fraction_train=config.fraction_train,
         min_clients=config.min_clients or None,

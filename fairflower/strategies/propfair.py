@@ -25,7 +25,8 @@ class PropFair(FairStrategy):
     M : float > 0
         Loss at which a client's gain is 0. Default 5, reportedly the largest of the values 2 to 5
         that the paper tries. (The authors' command line sets 2, which is less than the loss of
-        guessing among ten classes, 2.3.)
+        guessing among ten classes, 2.3.) In a run, the default is the task's ``loss_range``, which
+        is above 5 for tasks whose losses are larger.
     epsilon : float > 0
         Lower bound on M - F_k in the weights. Default 0.2 (the authors' code).
 
@@ -53,6 +54,7 @@ class PropFair(FairStrategy):
 
     paper: ClassVar[str] = "Zhang, Malekmohammadi, Chen, Yu, TMLR 2023 (objective)"
     measurements = ("received_loss",)
+    task_defaults: ClassVar = {"M": "loss_range"}
     sums_suffice = True
     private = True
 

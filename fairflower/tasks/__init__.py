@@ -16,15 +16,19 @@ from numpy.typing import NDArray
 
 from fairflower.arguments import Configurable
 from fairflower.config.methods import TaskSpec
+from fairflower.config.privacy import LOSS_RANGE
 from fairflower.errors import ConfigError, quoted
+from fairflower.numerics import Vector
 from fairflower.numerics.scores import Score
-from fairflower.registry import CLASSIFICATION
+from fairflower.registry import CLASSIFICATION as CLASSIFICATION
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 #: Targets of examples: int64 or float32, [N, ...], or masks, uint8 [N, H, W], 255 if unknown.
 Targets = NDArray[Any]
+
+Reduction = Literal["none", "sum", "mean"]
 
 
 class Task(Configurable):
@@ -50,6 +54,9 @@ class Task(Configurable):
     keeps: ClassVar[Literal["", "predictions", "outputs"]] = ""
     #: Whether outputs are no logits, so that users' metrics and exported networks give predictions.
     scaled: ClassVar[bool] = False
+    #: Loss that a client's mean loss seldom exceeds: the default of ``privacy.loss-range`` and of
+    #: PropFair's M.
+    loss_range: float = LOSS_RANGE
     #: Score that a domain's examples may not define -> when, for notes.
     undefined: ClassVar[Mapping[str, str]] = {}
     #: Kind of examples -> name of the default model, unless it is that of classification.
@@ -115,12 +122,13 @@ class Task(Configurable):
         return ""
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of each example, [B], with a gradient; at least 0."""
+        """Return the loss of each example, [B], with a gradient; at least 0.
+
+        Raises ``ValueError`` if an output has another shape than `output_shape`.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no method losses.")
 
-    def loss(
-        self, output: Tensor, y: Tensor, reduction: Literal["none", "sum", "mean"] = "mean"
-    ) -> Tensor:
+    def loss(self, output: Tensor, y: Tensor, reduction: Reduction = "mean") -> Tensor:
         """Return the losses of examples, [B], or their sum or mean."""
         losses = self.losses(output, y)
         return losses if reduction == "none" else getattr(losses, reduction)()
@@ -130,16 +138,17 @@ class Task(Configurable):
         raise NotImplementedError(f"{type(self).__name__} has no method predict.")
 
     def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Return sums over the examples of a batch, scalars or [K]; ``loss`` is one of them."""
-        raise NotImplementedError(f"{type(self).__name__} has no method sums.")
+        """Return sums over the examples of a batch, scalars or [K], by default the ``loss``."""
+        return {"loss": self.loss(output, y, "sum")}
 
     def score(self, means: Mapping[str, Any]) -> dict[str, float]:
-        """Return scores, given `sums` of all examples divided by their number; NaN is undefined."""
-        raise NotImplementedError(f"{type(self).__name__} has no method score.")
+        """Return scores, given `sums` of all examples divided by their number; NaN is undefined.
 
-    def whole(
-        self, y: Targets, predictions: Targets, outputs: NDArray[np.float64]
-    ) -> dict[str, float]:
+        By default, there are none but those of `whole`.
+        """
+        return {}
+
+    def whole(self, y: Targets, predictions: Targets, outputs: Vector) -> dict[str, float]:
         """Return scores that need all examples of a domain at once; see ``keeps``."""
         return {}
 
@@ -188,41 +197,3 @@ def check_numbers(values: NDArray[Any], expected: str, shaped: bool, missing: bo
     if wrong.any():
         place = tuple(map(int, np.argwhere(wrong)[0]))
         raise ValueError(f"found {values[place]} for example {place[0]}; expected {expected}")
-
-
-def as_numbers(means: Mapping[str, Any]) -> dict[str, float]:
-    """Return means as single numbers: an array [K] becomes ``name/0`` to ``name/<K - 1>``.
-
-    >>> as_numbers({"loss": 0.5, "error": [1.0, 2.0]})
-    {'loss': 0.5, 'error/0': 1.0, 'error/1': 2.0}
-    """
-    return {
-        f"{name}/{k}" if np.ndim(values) else name: float(value)
-        for name, values in means.items()
-        for k, value in enumerate(np.atleast_1d(values))
-    }
-
-
-def from_numbers(numbers: Mapping[str, float]) -> dict[str, Any]:
-    """Return the means that `as_numbers` received, whatever the order of their numbers."""
-    means: dict[str, Any] = {}
-    for key, value in numbers.items():
-        name, several, k = key.partition("/")
-        if several:
-            means.setdefault(name, {})[int(k)] = value
-        else:
-            means[name] = value
-    arrays = {n: [of[k] for k in sorted(of)] for n, of in means.items() if isinstance(of, dict)}
-    return means | arrays
-
-
-__all__ = [
-    "CLASSIFICATION",
-    "Targets",
-    "Task",
-    "as_numbers",
-    "check_known",
-    "check_numbers",
-    "from_numbers",
-    "task_of",
-]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fairflower.numerics import metrics
+from fairflower.numerics import Vector, metrics
 from fairflower.numerics.scores import ACCURACY, BALANCED_ACCURACY
-from fairflower.tasks import Targets, Task
+from fairflower.tasks import Reduction, Targets, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,13 +33,10 @@ class Classification(Task):
     keeps = "predictions"
 
     def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
-        """Return class numbers, int64 [N] in ``0 .. num_outputs - 1``."""
         if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
-            found = f"{values.dtype} {list(values.shape)}"
-            other = ""
-            if values.dtype.kind == "f":
-                other = " (or another task, such as data.task = 'regression')"
-            raise ValueError(f"found {found}; expected whole-number labels [N]{other}")
+            found = f"found {values.dtype} {list(values.shape)}; expected whole-number labels [N]"
+            other = " (or another task, such as data.task = 'regression')"
+            raise ValueError(found + other * (values.dtype.kind == "f"))
         most = (num_outputs or MAX_CLASSES) - 1
         if len(values) and not 0 <= values.min() <= values.max() <= most:
             found = f"labels from {values.min()} to {values.max()}"
@@ -55,14 +52,7 @@ class Classification(Task):
     def made_up(self, n: int, num_outputs: int, shape: tuple[int, ...]) -> Targets:
         return np.arange(n) % num_outputs
 
-    def loss(
-        self, output: Tensor, y: Tensor, reduction: Literal["none", "sum", "mean"] = "mean"
-    ) -> Tensor:
-        """Return the cross entropy of examples, [B], or its sum or mean.
-
-        Raises ``ValueError`` unless logits are [B, classes]; with a single logit the cross entropy
-        would always be 0.
-        """
+    def loss(self, output: Tensor, y: Tensor, reduction: Reduction = "mean") -> Tensor:
         from torch.nn import functional as F
 
         if y.ndim != 1 or y.is_floating_point():
@@ -70,7 +60,7 @@ class Classification(Task):
                 f"A batch has labels of shape {tuple(y.shape)} and type {y.dtype}: expected class "
                 "numbers [B], integers."
             )
-        if output.ndim != 2 or output.shape[1] < 2:
+        if output.ndim != 2 or output.shape[1] < 2:  # of one logit it would always be 0
             raise ValueError(
                 f"The network returns logits of shape {tuple(output.shape)}: expected [B, classes] "
                 "with at least two classes. For two classes, return two logits."
@@ -78,21 +68,15 @@ class Classification(Task):
         return F.cross_entropy(output, y, reduction=reduction)
 
     def predict(self, output: Tensor) -> Tensor:
-        """Return the predicted classes, int64 [B]."""
         return output.argmax(1)
 
     def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        return {
-            "loss": self.loss(output, y, "sum"),
-            "accuracy": (self.predict(output) == y).sum(),
-        }
+        return super().sums(output, y) | {"accuracy": (self.predict(output) == y).sum()}
 
     def score(self, means: Mapping[str, Any]) -> dict[str, float]:
         return {"accuracy": means["accuracy"]}
 
-    def whole(
-        self, y: Targets, predictions: Targets, outputs: NDArray[np.float64]
-    ) -> dict[str, float]:
+    def whole(self, y: Targets, predictions: Targets, outputs: Vector) -> dict[str, float]:
         return {"balanced_accuracy": metrics.balanced_accuracy(y, predictions)}
 
     def guess(self, num_outputs: int) -> float | None:

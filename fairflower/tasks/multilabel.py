@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fairflower.numerics import Vector
 from fairflower.numerics.scores import AUC, Score
 from fairflower.tasks import Targets, Task, check_numbers
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-MACRO_F1 = Score("macro_f1", title="F1", phrase="macro F1")
 
 
 class MultiLabel(Task):
@@ -28,7 +27,7 @@ class MultiLabel(Task):
     predictions (a logit above 0), without labels for which all three are 0.
     """
 
-    scores = AUC, MACRO_F1
+    scores = AUC, Score("macro_f1", title="F1", phrase="macro F1")
     keeps = "outputs"
     undefined: ClassVar = {
         "auc": "no label is known to be 0 and 1",
@@ -36,7 +35,6 @@ class MultiLabel(Task):
     }
 
     def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
-        """Return targets, float32 [N, C]."""
         expected = f"0, 1 or NaN for an unknown label [N, {num_outputs or 'labels'}]"
         shaped = values.ndim == 2 and values.shape[1] == (num_outputs or values.shape[1]) > 0
         check_numbers(values, expected, shaped, missing=True)
@@ -63,8 +61,7 @@ class MultiLabel(Task):
 
     def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         guess = output > 0
-        return {
-            "loss": self.loss(output, y, "sum"),
+        return super().sums(output, y) | {
             "true_positives": (guess & (y == 1)).sum(0),
             "wrong": ((guess & (y == 0)) | (~guess & (y == 1))).sum(0),
         }
@@ -75,9 +72,7 @@ class MultiLabel(Task):
         f1 = 2 * right[defined] / (2 * right + wrong)[defined]
         return {"macro_f1": float(f1.mean()) if len(f1) else np.nan}
 
-    def whole(
-        self, y: Targets, predictions: Targets, outputs: NDArray[np.float64]
-    ) -> dict[str, float]:
+    def whole(self, y: Targets, predictions: Targets, outputs: Vector) -> dict[str, float]:
         from sklearn.metrics import roc_auc_score  # late: it takes a second to import
 
         values = []

@@ -15,11 +15,6 @@ from fairflower.tasks import Targets, Task, check_numbers
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_INF = float("inf")
-NLL = Score("nll", -1, "nats", 0, _INF, 0.0, 3, title="NLL", phrase="loss per token")
-PERPLEXITY = Score("perplexity", -1, "", 1, _INF, title="perplexity")
-TOKEN_ACCURACY = Score("token_accuracy", title="accuracy", phrase="accuracy per token")
-
 
 class NextToken(Task):
     """The next token at each place of a text: targets int64 [N, L], logits [B, L, vocabulary].
@@ -36,16 +31,20 @@ class NextToken(Task):
     different size, such as bytes of letters in different scripts, are not comparable per word.
     """
 
-    scores = NLL, PERPLEXITY, TOKEN_ACCURACY
+    scores = (
+        Score("nll", -1, "nats", high=math.inf, digits=3, title="NLL", phrase="loss per token"),
+        Score("perplexity", -1, "", low=1, high=math.inf),
+        Score("token_accuracy", title="accuracy", phrase="accuracy per token"),
+    )
     dtype = np.int64
     models: ClassVar = {"tokens": "gpt"}
+    loss_range = 12.0  # that of guessing among 160,000 tokens
 
     def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
-        """Return targets, int64 [N, L]."""
         most = f"to {num_outputs - 1}" if num_outputs else "and more"
         expected = f"token ids 0 (unknown) {most} [N, L], the token after each place"
         check_numbers(values, expected, values.ndim == 2 and values.dtype.kind in "iu")
-        if values.size and not 0 <= values.min() <= values.max() < (num_outputs or _INF):
+        if values.size and not 0 <= values.min() <= values.max() < (num_outputs or math.inf):
             raise ValueError(
                 f"found token ids {values.min()} to {values.max()}; expected {expected}"
             )
@@ -74,10 +73,6 @@ class NextToken(Task):
         return "its output at a place depends on tokens after it. Choose a causal network"
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return the mean cross entropy of each example's known targets, [B].
-
-        Raises ``ValueError`` unless logits are [B, L, vocabulary].
-        """
         known = y != 0
         return self._of_tokens(output, y).sum(1) / known.sum(1).clamp(min=1)
 
@@ -94,7 +89,6 @@ class NextToken(Task):
         return each.reshape(y.shape)
 
     def predict(self, output: Tensor) -> Tensor:
-        """Return the most likely next tokens, int64 [B, L]."""
         return output.argmax(-1)
 
     def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:

@@ -18,10 +18,9 @@ from fairflower.tasks import Targets, Task, check_numbers
 if TYPE_CHECKING:
     from torch import Tensor
 
-_INF = float("inf")
-RMSE = Score("rmse", -1, "", high=_INF, title="RMSE", phrase="root mean squared error")
-MAE = Score("mae", -1, "", high=_INF, title="MAE", phrase="mean absolute error")
-R2 = Score("r2", 1, "", low=-_INF, title="R2", phrase="coefficient of determination")
+RMSE = Score("rmse", -1, "", high=math.inf, title="RMSE", phrase="root mean squared error")
+MAE = Score("mae", -1, "", high=math.inf, title="MAE", phrase="mean absolute error")
+R2 = Score("r2", 1, "", low=-math.inf, title="R2", phrase="coefficient of determination")
 
 
 class Regression(Task):
@@ -78,7 +77,7 @@ class Regression(Task):
 
     def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
         """Return targets, float32 [N], or [N, D] if D > 1."""
-        least = 0 if self.kind == "poisson" else -_INF
+        least = 0 if self.kind == "poisson" else -math.inf
         expected = f"finite numbers{' >= 0' * (least == 0)} [N] or [N, D]"
         check_numbers(values, expected, values.ndim in (1, 2) and 0 not in values.shape[1:])
         width = self.num_outputs(values)
@@ -128,10 +127,8 @@ class Regression(Task):
             "target": wide,
             "squared_target": wide.square(),
         }
-        return {
-            "loss": self.loss(output, y, "sum"),
-            **{name: values.reshape(len(y), -1).sum(0) for name, values in each.items()},
-        }
+        summed = {name: values.reshape(len(y), -1).sum(0) for name, values in each.items()}
+        return super().sums(output, y) | summed
 
     def score(self, means: Mapping[str, Any]) -> dict[str, float]:
         squared, target = np.asarray(means["squared_error"]), np.asarray(means["target"])

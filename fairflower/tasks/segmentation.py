@@ -16,9 +16,6 @@ from fairflower.tasks import Targets, Task
 if TYPE_CHECKING:
     from torch import Tensor
 
-DICE = Score("dice", title="Dice", phrase="Dice score")
-IOU = Score("iou", title="IoU", phrase="intersection over union")
-
 #: Value of pixels whose class is unknown: losses and scores ignore them.
 UNKNOWN = 255
 
@@ -51,7 +48,10 @@ class Segmentation(Task):
         The s above, in pixels. Default 1, that of nnU-Net's class of this loss.
     """
 
-    scores = DICE, IOU
+    scores = (
+        Score("dice", title="Dice", phrase="Dice score"),
+        Score("iou", title="IoU", phrase="intersection over union"),
+    )
     dtype = np.uint8
     models: ClassVar[Mapping[str, str]] = {"images": "unet"}
     undefined: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -62,10 +62,9 @@ class Segmentation(Task):
         self.smooth = smooth
 
     def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
-        """Return masks, uint8 [N, H, W] of class numbers below ``num_outputs``, or 255."""
         if values.ndim != 3 or values.dtype.kind not in "biu":
-            found = f"{values.dtype} {list(values.shape)}"
-            raise ValueError(f"found {found}; expected masks of whole numbers [N, H, W]")
+            found = f"found {values.dtype} {list(values.shape)}"
+            raise ValueError(f"{found}; expected masks of whole numbers [N, H, W]")
         most = (num_outputs or UNKNOWN) - 1
         wrong = (values != UNKNOWN) & ((values < 0) | (values > most))
         if wrong.any():
@@ -81,7 +80,6 @@ class Segmentation(Task):
         return (num_outputs, *shape[1:])
 
     def resized(self, targets: Targets, size: tuple[int, ...], shape: tuple[int, ...]) -> Targets:
-        """Return the masks of images that are resized from a size, by nearest neighbor."""
         if targets.shape[1:] != size:
             height, width = targets.shape[1:]
             found = f"masks of {height}x{width} pixels"
@@ -89,7 +87,6 @@ class Segmentation(Task):
         return nearest(targets, shape[1:])
 
     def pointless(self, targets: Targets) -> str:
-        """Return an explanation if all known pixels have the same class, or ""."""
         held = np.setdiff1d(targets, UNKNOWN)
         return "" if len(held) > 1 else f"no other class than {held.tolist()} in all training masks"
 
@@ -113,7 +110,6 @@ class Segmentation(Task):
         return entropy + 1 - dice.mean(1)
 
     def predict(self, output: Tensor) -> Tensor:
-        """Return the predicted classes, uint8 [B, H, W]."""
         import torch
 
         return output.argmax(1).to(torch.uint8)
@@ -121,15 +117,11 @@ class Segmentation(Task):
     def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         import torch
 
-        known = y != UNKNOWN
-        guess, classes = output.argmax(1), range(output.shape[1])
-        hits = torch.stack([((guess == c) & (y == c)).sum() for c in classes])
-        return {
-            "loss": self.loss(output, y, "sum"),
-            "intersection": hits,
-            "predicted": torch.stack([((guess == c) & known).sum() for c in classes]),
-            "true": torch.stack([(y == c).sum() for c in classes]),
-        }
+        guess, known = output.argmax(1), y != UNKNOWN
+        found = torch.stack([(guess == c) & known for c in range(output.shape[1])])
+        held = torch.stack([y == c for c in range(output.shape[1])])
+        pixels = {"intersection": found & held, "predicted": found, "true": held}
+        return super().sums(output, y) | {k: of.flatten(1).sum(1) for k, of in pixels.items()}
 
     def score(self, means: Mapping[str, Any]) -> dict[str, float]:
         hits, guessed, held = (

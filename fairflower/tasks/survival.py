@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from fairflower.arguments import Range
 from fairflower.errors import ConfigError, quoted
+from fairflower.numerics import Vector
 from fairflower.numerics.scores import Score
 from fairflower.numerics.survival import concordance, integrated_brier, uno_concordance
 from fairflower.tasks import Targets, Task, check_numbers
@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 HARRELL = Score("concordance")
 UNO = Score("uno_concordance", title="Uno's concordance", phrase="Uno's concordance")
 BRIER = Score(
-    *("integrated_brier", -1, ""),
-    high=math.inf,
-    digits=3,
-    title="IBS",
-    phrase="integrated Brier score",
+    *("integrated_brier", -1, "", 0, math.inf, 0, 3), title="IBS", phrase="integrated Brier score"
 )
 
 
@@ -88,8 +84,11 @@ class Survival(Task):
         self.cuts = np.linspace(0, horizon, intervals + 1)[1:] if horizon else _parsed(str(cuts))
         self.cuts = self.cuts.astype(np.float32).astype(np.float64)  # comparable to times
 
+    @property
+    def loss_range(self) -> float:  # type: ignore[override]
+        return 2 * len(self.cuts) * math.log(2)
+
     def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
-        """Return times and events, float32 [N, 2]."""
         expected = "times >= 0 and events, 0 or 1 [N, 2]"
         check_numbers(values, expected, values.ndim == 2 and values.shape[1:] == (2,))
         wrong = (values[:, 0] < 0) | ~np.isin(values[:, 1], (0, 1))
@@ -110,7 +109,6 @@ class Survival(Task):
         return targets[:, 1].astype(np.int64)
 
     def pointless(self, targets: Targets) -> str:
-        """Return an explanation if there is no event until the last cut, or ""."""
         early = (targets[:, 1] == 1) & (targets[:, 0] <= self.cuts[-1])
         none = f"no event until {self.cuts[-1]:g} in all {len(targets)} training examples"
         return "" if early.any() else none
@@ -146,15 +144,7 @@ class Survival(Task):
         mean = ((before + survived) / 2 * width).sum(1)
         return torch.stack([mean, 1 - survived[:, -1]], 1)
 
-    def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        return {"loss": self.loss(output, y, "sum")}
-
-    def score(self, means: Mapping[str, Any]) -> dict[str, float]:
-        return {}
-
-    def whole(
-        self, y: Targets, predictions: Targets, outputs: NDArray[np.float64]
-    ) -> dict[str, float]:
+    def whole(self, y: Targets, predictions: Targets, outputs: Vector) -> dict[str, float]:
         import torch
 
         wide = torch.from_numpy(np.asarray(outputs, np.float64))

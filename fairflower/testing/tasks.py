@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairflower.tasks import Task, as_numbers, from_numbers
+from fairflower.numerics.scores import as_numbers, from_numbers
+from fairflower.tasks import Task
 from fairflower.testing.failures import as_assertions, check_hooks
 
 _N = 12  # number of made-up examples

@@ -18,8 +18,6 @@ def build_model(
 
     See `fairflower.models.build` for ``seed`` and errors.
     """
-    with client.naming_failures():
-        client.factory.check_task(federation.learns, federation.kind)
     model = models.build(
         config.name,
         federation.num_classes,
@@ -52,5 +50,6 @@ def build_trainer(
     """
     client.check()
     trainer: type[Trainer] = client.factory
-    accepted = {k: v for k, v in client.args.items() if k in constructor_specs(trainer)}
+    args = client.for_task(data.task).args
+    accepted = {k: v for k, v in args.items() if k in constructor_specs(trainer)}
     return trainer(model, data, settings, client_id=client_id, seed=seed, device=device, **accepted)

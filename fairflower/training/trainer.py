@@ -26,8 +26,9 @@ from fairflower.models import (
     to_numpy,
     trainable,
 )
+from fairflower.numerics.scores import as_numbers
 from fairflower.seeds import derive_seed
-from fairflower.tasks import Task, as_numbers
+from fairflower.tasks import Task
 from fairflower.training.batches import ClientData, Examples, examples_of
 from fairflower.training.device import float64_on
 from fairflower.training.modes import (

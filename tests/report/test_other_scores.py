@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 import pytest
+import resuming
 from rich.console import Console
 from run_folders import MINUS, make_run, page_of, printed_tables
 
@@ -112,6 +114,67 @@ def test_a_score_may_have_a_margin_of_its_own(tmp_path: Path) -> None:
     ]
     assert set(differences_frame(runs).margin) == {1.0, 0.5}
     assert not any("Margins of" in note for note in analyze(runs).chapters[0].notes)
+
+
+def test_runs_declare_a_margin_and_are_compared_only_with_runs_that_have_the_same(
+    tmp_path: Path,
+) -> None:
+    margins = {"fedavg": 1.5, "uniform": 1.5, "fedheal": 0.25}
+    runs = [
+        make(
+            *(tmp_path / f"{name}-{seed}", row, name),
+            seed=seed,
+            config=f"[evaluate]\nmargin = {margins[name]}\n",
+        )
+        for name, rows in VALUES.items()
+        for seed, row in enumerate(rows)
+    ]
+    frame = differences_frame(runs)
+    assert set(zip(frame.method, frame.against, strict=True)) == {
+        ("fedavg", "Uniform"),
+        ("uniform", "FedAvg"),
+    }
+    for _, row in frame.iterrows():
+        assert row.margin == (1.5 if row.metric == "MAX" else 0.75)
+    notes = "\n".join(analyze(runs).chapters[0].notes)
+    assert "differ in evaluate.margin: 1.5 (fedavg, uniform), 0.25 (fedheal)" in notes
+    assert "(evaluate.margin): 1.5 days in the worst domain, half of it for STD." in notes
+    assert "Margins of" not in notes
+    write_summary(runs, tmp_path / "all.csv")
+    pd.testing.assert_frame_equal(frame, differences_frame(read_summary(tmp_path / "all.csv")))
+
+
+def test_a_declared_margin_decides_what_is_equivalent(tmp_path: Path) -> None:
+    """Differences of about half a point of accuracy, within 2 points and not within 0.2."""
+
+    def verdict(margin: float) -> str:
+        folders = [
+            make_run(
+                tmp_path / f"{margin}-{name}-{seed}",
+                [{"a": 0.8 + seed / 1e3 + gain, "b": 0.7 + seed / 2e3 + gain}] * 3,
+                **{"label": name, "seed": seed, "test_sizes": [10**6] * 2},  # type: ignore[arg-type]
+                config=f"[evaluate]\nmargin = {margin}\n",
+            )
+            for name, gains in (
+                ("uniform", [0.0] * 6),
+                ("fedheal", [0.004, -0.004, 0.003, -0.003, 0.002, -0.002]),
+            )
+            for seed, gain in enumerate(gains)
+        ]
+        verdicts = analyze([*map(read_run, folders)]).chapters[0].verdicts[""]
+        (text,) = (str(line) for line in verdicts if str(line).startswith("fedheal"))
+        return text
+
+    assert "equivalent (worst domain within 2, STD within 1)" in verdict(0.0)
+    assert "equivalent (worst domain within 1, STD within 0.5)" in verdict(1.0)
+    assert "undecided" in verdict(0.2)
+
+
+def test_a_declared_margin_cannot_be_changed_when_a_run_is_resumed(tmp_path: Path) -> None:
+    settings = {"num-server-rounds": 1, "evaluate.margin": 1.0, "data.name": "heart-disease"}
+    folder = resuming.session(resuming.config(tmp_path, **settings)).run()
+    with pytest.raises(ConfigError, match=r"evaluate\.margin = 2\.0 was given, but"):
+        resuming.resume(folder, **{"num-server-rounds": 2, "evaluate.margin": 2.0})
 
 
 def test_tables_name_unit_and_direction(runs: list[Run]) -> None:
