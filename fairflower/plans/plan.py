@@ -13,11 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 from fairflower.config import ClientConfig, DataConfig, RunConfig, StrategyConfig
 from fairflower.config.methods import Choice, DataSpec, MethodSpec
-from fairflower.config.run import check_tuned, data_key, method_key
-from fairflower.config.text import argument_to_key, counted, is_argument, key_to_argument
+from fairflower.config.run import COMPARED_TABLES, check_tuned, data_key, method_key
+from fairflower.config.text import (
+    argument_to_key,
+    counted,
+    is_argument,
+    key_to_argument,
+    names_in,
+    shown,
+    unknown,
+)
 from fairflower.errors import USER_ERRORS, ConfigError
 from fairflower.participation.availability import check_same_trace
 from fairflower.paths import file_name
+from fairflower.registry import REFERENCES
 from fairflower.server.checkpoint import (
     check_same_examples,
     check_same_parts,
@@ -65,6 +74,33 @@ def grid_configs(
     return [
         RunConfig.from_flat(strategy.override(client.override(flat))) for client, strategy in pairs
     ]
+
+
+def references_named(given: str | Iterable[str] | None, dashes: str = "--") -> list[str]:
+    """Return the references of a comparison, from a list of names or a text with commas.
+
+    Raises ``ConfigError`` for a name that is not in `REFERENCES`, or is given twice. The error
+    writes ``dashes`` before the name of the option; in Python there are none.
+
+    >>> references_named("alone,pooled"), references_named(None)
+    (['alone', 'pooled'], [])
+    """
+    names = names_in(given) if isinstance(given, str) else list(given or ())
+    option = f"{dashes}references {shown(given)}"
+    for name in names:
+        if name not in REFERENCES:
+            raise ConfigError(f"{option}: {unknown('reference', name, REFERENCES)}")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{option}: a reference is given twice. Remove one of them.")
+    if given is not None and not names:
+        raise ConfigError(f"{option}: expected {' or '.join(REFERENCES)}, or both.")
+    return names
+
+
+def reference_config(flat: Mapping[str, Any], name: str) -> RunConfig:
+    """Return the run config of a reference: plain local training, and no bounds on clients."""
+    settings = {k: value for k, value in flat.items() if not k.startswith(COMPARED_TABLES)}
+    return RunConfig.from_flat(StrategyConfig(name).override(settings))
 
 
 def single_run_config(
@@ -204,14 +240,16 @@ class Plan:
         clients: Sequence[ClientConfig] = (),
         federations: bool = False,
         held_out: Sequence[str] = (),
+        references: Sequence[str] = (),
     ) -> Plan:
         """Return a plan with every combination of client, strategy and seed (`grid_configs`).
 
         `uniform` is always added to the strategies; without any, FedAvg and the strategy that
         ``flat`` names are used. If ``federations``, each seed also defines a federation, by setting
         ``data.seed``; otherwise all runs share that of ``data.seed``. Each of the domains
-        ``held_out`` is held out in turn: all runs are repeated for each. Raises ``ConfigError`` if
-        a method is given twice.
+        ``held_out`` is held out in turn: all runs are repeated for each. Each of the ``references``
+        is one more method (`reference_config`), whatever the number of clients. Raises
+        ``ConfigError`` if a method is given twice.
         """
         if not strategies:
             named = StrategyConfig.of(flat).name
@@ -227,6 +265,7 @@ class Plan:
             if federations:
                 drawn["data.seed"] = seed
             configs = grid_configs({**flat, **drawn}, strategies, shared, clients)
+            configs += [reference_config({**flat, **drawn}, name) for name in references]
             labels = [config.label for config in configs]
             for label, config in zip(labels, configs, strict=True):
                 if labels.count(label) > 1:

@@ -459,7 +459,7 @@ def against_baselines(comparison: Comparison) -> Iterator[Compared]:
         families: dict[str, dict[str, tuple[Method, Method]]] = {}
         for method in comparison.methods:
             other = comparison.baseline(method, baseline)
-            if other and method.strategy != baseline:
+            if other and method.strategy != baseline and not method.reference:
                 families.setdefault(other.name, {})[method.name] = method, other
         for name, family in families.items():
             yield TITLES[baseline], name, family
@@ -534,6 +534,7 @@ def verdicts(
         "": [
             fairness_verdict(comparison, method, fair.against_baselines[method.name])
             for method in comparison.methods
+            if not method.reference
         ]
     }
     for one in others:

@@ -135,7 +135,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
             f"The runs reached different rounds: {_values(reached)}. "
             "Only methods that reached the same round are compared."
         )
-    if all(method.strategy != "uniform" for method in methods):
+    if all(method.strategy != "uniform" and not method.reference for method in methods):
         yield (
             "Uniform weights are not among the runs. They alone often explain much of "
             "a published gain over FedAvg."
