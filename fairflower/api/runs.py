@@ -269,7 +269,7 @@ def compare(
     flat["output-dir"] = str(folder / "runs")
     held_out = domains_to_hold_out(flat) if leave_one_domain_out else []
     names = references_named(references, dashes="")
-    rows = strategy_configs, numbers, {}, client_configs
+    rows = strategy_configs, numbers, None, client_configs
     plan = Plan.grid(flat, *rows, federated, held_out, names)
     run_comparison(plan, folder, Console(quiet=not progress), parallel_runs)
     return read(folder / "runs")

@@ -403,22 +403,14 @@ def _check(config: RunConfig) -> None:
 
 
 def _check_reference(config: RunConfig, exchanges: Sequence[Any]) -> None:
-    """Raise ``ConfigError`` if a reference would have to share what it does not."""
+    """Raise ``ConfigError`` if the clients of a reference share or keep a part of the model."""
     name, client = config.reference, config.client
-    if not name:
-        return
     local = getattr(client.factory, "local_part", "")  # of `LocalArraysTrainer`
-    if exchanges or local:
+    if name and (exchanges or local):
         what = f"exchanges {exchanges[0].name!r}" if exchanges else f"keeps {local}"
         raise ConfigError(
             f"client.name = {client.name!r} {what}, which has no meaning with strategy.name = "
             f"{name!r}, where nothing is merged. Set client.name = 'sgd'."
-        )
-    if config.privacy.on:
-        raise ConfigError(
-            f"privacy.noise-multiplier = {config.privacy.noise_multiplier:g}: strategy.name = "
-            f"{name!r} sends no update to add noise to. Set privacy.noise-multiplier = 0, or "
-            "remove this reference."
         )
 
 

@@ -20,10 +20,8 @@ from fairflower.config.text import (
     is_argument,
     key_to_argument,
     names_in,
-    shown,
-    unknown,
 )
-from fairflower.errors import USER_ERRORS, ConfigError
+from fairflower.errors import USER_ERRORS, ConfigError, quoted
 from fairflower.participation.availability import check_same_trace
 from fairflower.paths import file_name
 from fairflower.registry import REFERENCES
@@ -77,24 +75,17 @@ def grid_configs(
 
 
 def references_named(given: str | Iterable[str] | None, dashes: str = "--") -> list[str]:
-    """Return the references of a comparison, from a list of names or a text with commas.
-
-    Raises ``ConfigError`` for a name that is not in `REFERENCES`, or is given twice. The error
-    writes ``dashes`` before the name of the option; in Python there are none.
+    """Return the names of references; raise ``ConfigError`` for others, none, or equal ones.
 
     >>> references_named("alone,pooled"), references_named(None)
     (['alone', 'pooled'], [])
     """
     names = names_in(given) if isinstance(given, str) else list(given or ())
-    option = f"{dashes}references {shown(given)}"
-    for name in names:
-        if name not in REFERENCES:
-            raise ConfigError(f"{option}: {unknown('reference', name, REFERENCES)}")
-    if len(set(names)) < len(names):
-        raise ConfigError(f"{option}: a reference is given twice. Remove one of them.")
-    if given is not None and not names:
-        raise ConfigError(f"{option}: expected {' or '.join(REFERENCES)}, or both.")
-    return names
+    distinct = len(set(names)) == len(names)
+    if set(names) <= set(REFERENCES) and distinct and (names or given is None):
+        return names
+    expected = f"expected {' or '.join(REFERENCES)}, or both"
+    raise ConfigError(f"{dashes}references {quoted(given)}: {expected}.")
 
 
 def reference_config(flat: Mapping[str, Any], name: str) -> RunConfig:

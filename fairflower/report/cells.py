@@ -52,7 +52,8 @@ def judged_cell(estimate: MeanStd, judgment: int, digits: int = 2, *, signed: bo
 def difference_cell(score: Score, difference: Difference, sign: int) -> Cell:
     """Return a cell with the mean and, below it, the interval and the detectable difference."""
     digits = score.digits
-    cell = judged_cell(difference, sign, digits, signed=True)
+    counted = score.better == score.low == 0  # a number of clients, which has no sign
+    cell = judged_cell(difference, sign, digits, signed=not counted)
     if math.isnan(difference.low):
         return cell
     parts = [format_interval(difference.low, difference.high, score.largest, digits)]

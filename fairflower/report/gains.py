@@ -1,34 +1,22 @@
-"""The gain of taking part: methods against training alone and against pooled data.
+"""The gain of taking part: methods against training alone, and against pooled data.
 
-A gain is a method's score minus that of a reference (``alone``, ``pooled``), with the sign that
-makes positive gains better. Gains of domains are judged in a family of their own over all methods
-and domains, as other differences are. Gains of clients are described, not judged, because the
-smallest of many gains contains the chance of few test examples.
+A gain is a method's score minus that of a reference, with the sign that makes positive gains
+better. Gains of domains are judged in a family of their own, over all methods and domains. Of the
+clients' gains only the average is judged: the smallest of many gains contains chance.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 
 import numpy as np
 
 from fairflower.numerics import Vector
 from fairflower.numerics.metrics import MIN
-from fairflower.numerics.scores import ACCURACY, Score
-from fairflower.registry import REFERENCES
-from fairflower.report.cells import (
-    Cell,
-    Group,
-    Row,
-    Table,
-    capitalized,
-    format_interval,
-    format_number,
-    format_std,
-    remark,
-)
+from fairflower.numerics.scores import ACCURACY
+from fairflower.report.cells import Cell, Group, Row, Table, capitalized, format_number, format_std
 from fairflower.report.contrasts import (
     Contrast,
     ContrastGroup,
@@ -42,8 +30,8 @@ from fairflower.report.contrasts import (
 )
 from fairflower.report.methods import Comparison, Method
 from fairflower.report.reading import Run
-from fairflower.report.tables import difference_table, in_points
-from fairflower.statistics import MIN_PAIRS, Difference, MeanStd, differences, redrawn
+from fairflower.report.tables import difference_table
+from fairflower.statistics import MIN_PAIRS, MeanStd
 
 #: Reference -> what methods are compared with, in sentences.
 WORDS = {"alone": "training alone", "pooled": "pooled data"}
@@ -51,17 +39,17 @@ WORDS = {"alone": "training alone", "pooled": "pooled data"}
 #: Title of the verdicts.
 QUESTION = "Is everyone better off than alone?"
 
-_SIGN = "Positive: the method is better."
+BY_DOMAIN, OVER_CLIENTS = "by domain", "over clients"
 
 
 def gains(comparison: Comparison) -> list[ContrastGroup]:
-    """Return each method's gains by domain, judged in a family for each reference."""
+    """Return each method's gains; a reference and by what they are is a family."""
     groups = []
-    for name in REFERENCES:
+    for name, paired in (("alone", _by_domain), ("alone", _over_clients), ("pooled", _by_domain)):
         families: dict[str, dict[str, Pairs]] = {}
         for method, other in _compared(comparison, name):
-            measure = _by_domain(comparison, personal=_personal(method, other))
-            if pairs := paired_differences(method, other, measure):
+            personal = all(run.personal.rounds.size for run in (*method.runs, *other.runs))
+            if pairs := paired(comparison, method, other, personal):
                 families.setdefault(other.name, {})[method.name] = pairs
         groups += [ContrastGroup(name, o, judge_family(found)) for o, found in families.items()]
     return groups
@@ -70,26 +58,12 @@ def gains(comparison: Comparison) -> list[ContrastGroup]:
 def gain_tables(comparison: Comparison, groups: Sequence[ContrastGroup]) -> Iterator[Table]:
     """Yield tables of gains by domain and over clients, and where models trained alone serve."""
     for group in groups:
-        measure = next(iter(group.contrasts.values())).measure
+        measure = _measure(group)
         rows = {name: [contrast] for name, contrast in group.contrasts.items()}
-        title = f"Difference from {WORDS[group.heading]}, {comparison.span()}"
-        title = "Gain of taking part: d" + title[1:] if group.heading == "alone" else title
+        title = f"Difference from {WORDS[group.heading]}, {measure.name}, {comparison.span()}"
         table = difference_table(title, measure, [""], [("", rows)])
-        yield replace(table, caption=f"{_SIGN} {table.caption}")
-    rows_of_clients = [
-        Row(method.name, remark(method), _cells_of_clients(comparison, method, other))
-        for method, other in _compared(comparison, "alone")
-    ]
-    if rows_of_clients:
-        yield Table(
-            "Gain of taking part over clients",
-            f"The client's score minus that of its model trained alone{in_points(comparison.score)}"
-            f", on the same test examples. {_SIGN} Mean over {comparison.replicates}, [95 % "
-            "interval] of each number for itself. The smallest gain and the clients that lose (gain"
-            f" below 0) also count chance. {_chance(comparison)}",
-            ["average gain", "smallest gain", "clients that lose", "of clients"],
-            [Group("", rows_of_clients)],
-        )
+        added = _on_clients(comparison) if measure.name == OVER_CLIENTS else ""
+        yield replace(table, caption=f"Positive: the method is better. {table.caption}{added}")
     yield from map(partial(_elsewhere_table, comparison), cross_tested(comparison))
 
 
@@ -98,32 +72,18 @@ def gain_verdicts(groups: Sequence[ContrastGroup]) -> dict[str, Sequence[Verdict
     found = [
         verdict_on(name, {WORDS["alone"]: contrast}, added=_answer(contrast))
         for group in groups
-        if group.heading == "alone"
+        if (group.heading, _measure(group).name) == ("alone", BY_DOMAIN)
         for name, contrast in group.contrasts.items()
     ]
     return {QUESTION: found} if found else {}
 
 
-def cross_tested(comparison: Comparison) -> list[Method]:
-    """Return the methods whose clients' own models were tested on all domains."""
-    return [m for m in comparison.methods if all(_has_elsewhere(run) for run in m.runs)]
-
-
-def elsewhere(run: Run) -> Vector:
-    """Return scores [D, D] in the last round: of models trained alone at a domain, on each domain.
-
-    They are means over the domain's tested clients.
-    """
-    found = run.cross_tests
-    where = [[client.domain == domain for client in run.clients] for domain in run.domains]
-    return np.array([np.nanmean(found[there], axis=0) for there in where])
-
-
-# --- pairs ----------------------------------------------------------------------------
+def _measure(group: ContrastGroup) -> Measure:
+    return next(iter(group.contrasts.values())).measure
 
 
 def _compared(comparison: Comparison, name: str) -> Iterator[tuple[Method, Method]]:
-    """Yield each method with the comparable reference, whatever its way to train."""
+    """Yield each method with the comparable reference, whatever its local training."""
     others = [method for method in comparison.methods if method.reference == name]
     for method in comparison.methods:
         other = next((other for other in others if method.comparable_with(other)), None)
@@ -131,20 +91,14 @@ def _compared(comparison: Comparison, name: str) -> Iterator[tuple[Method, Metho
             yield method, other
 
 
-def _personal(method: Method, other: Method) -> bool:
-    """Return whether clients tested personal models of both; the reference's are its own models."""
-    return all(run.personal.rounds.size for run in (*method.runs, *other.runs))
-
-
-def _by_domain(comparison: Comparison, personal: bool) -> Measure:
-    """Return the measure of each domain's score, with a sign that makes higher values better."""
+def _by_domain(
+    comparison: Comparison, method: Method, other: Method, personal: bool
+) -> Pairs | None:
+    """Return the gains in each domain, of the clients' personal models if both were tested."""
     score = comparison.score
 
     def value(run: Run, d: int) -> float:
         return score.better * float((run.personal if personal else run).final()[d])
-
-    def slope(accuracy: Vector, d: int) -> Vector:
-        return np.eye(len(accuracy))[d]
 
     metrics = [
         Metric(
@@ -152,13 +106,13 @@ def _by_domain(comparison: Comparison, personal: bool) -> Measure:
             margin=MIN.margin * (score.margin or 1.0),
             digits=score.digits,
             of=partial(value, d=d),
-            gradient=partial(slope, d=d) if score == ACCURACY else None,
+            gradient=(lambda of, d=d: np.eye(len(of))[d]) if score == ACCURACY else None,  # type: ignore[misc]
             scale=None if score.margin else partial(value, d=d),
         )
         for d, domain in enumerate(comparison.domains)
     ]
     words = "better off", "worse off"
-    return Measure(f"{score.phrase} by domain", metrics, comparison.methods, words)
+    return paired_differences(method, other, Measure(BY_DOMAIN, metrics, comparison.methods, words))
 
 
 def _answer(contrast: Contrast) -> str:
@@ -168,107 +122,101 @@ def _answer(contrast: Contrast) -> str:
         return ""
     if losing := [name for name, sign in signs.items() if sign < 0]:
         return f"; {', '.join(losing)} would do better alone"
-    if all(sign > 0 for sign in signs.values()):
-        return "; every domain gains"
-    return "; no domain is shown to lose"
+    return f"; {'every domain gains' if all(signs.values()) else 'no domain is shown to lose'}"
 
 
 # --- clients --------------------------------------------------------------------------
 
 
-def client_gains(method: Run, alone: Run, personal: bool = False) -> Vector:
+def client_gains(run: Run, alone: Run, personal: bool = False) -> Vector:
     """Return each client's gain [K] in the score's unit; NaN if its own model was not tested.
 
-    These are scores of the client on its own test examples, if all clients tested both models.
-    Otherwise, both are scores on the test examples of the client's domain.
+    Both scores are on the client's own test examples if all clients tested both models; otherwise,
+    on all those of its domain.
     """
     if personal:
-        scores = method.personal_by_client.final(), alone.personal_by_client.final()
-    elif method.all_clients_tested and alone.all_clients_tested:
-        scores = method.by_client.final(), alone.by_client.final()
+        scores = run.personal_by_client.final(), alone.personal_by_client.final()
+    elif run.all_clients_tested and alone.all_clients_tested:
+        scores = run.by_client.final(), alone.by_client.final()
     else:
-        places = [method.domains.index(client.domain) for client in method.clients]
-        scores = method.final()[places], alone.own_models.final()
-    score, same = method.primary, np.isclose(*scores, rtol=1e-6)  # summaries round
-    return np.where(same, 0.0, score.better * score.shown(scores[0] - scores[1]))
+        places = [run.domains.index(client.domain) for client in run.clients]
+        scores = run.final()[places], alone.own_models.final()
+    gain = run.primary.better * run.primary.shown(scores[0] - scores[1])
+    return np.where(np.isclose(*scores, rtol=1e-6), 0.0, gain)  # summaries round
 
 
-def _cells_of_clients(comparison: Comparison, method: Method, alone: Method) -> list[Cell]:
-    """Return the average and smallest gain of clients, and how many lose, with intervals."""
-    others = {run.replicate: run for run in alone.runs}
-    pairs = [(run, others[run.replicate]) for run in method.runs if run.replicate in others]
-    personal = _personal(method, alone)
-    found = [gains[np.isfinite(gains)] for gains in (client_gains(*p, personal) for p in pairs)]
-    found = [gains for gains in found if gains.size]
-    if not found:
-        return [Cell("\N{EN DASH}")] * 4
-    score = comparison.score
-    clients = Score("clients", 0, "", high=math.inf, digits=1)
-    rows: list[tuple[Score, Callable[[Vector], float]]] = [
-        (score, lambda gains: float(gains.mean())),
-        (score, lambda gains: float(gains.min())),
-        (clients, lambda gains: float((gains < 0).sum())),
+def _over_clients(
+    comparison: Comparison, method: Method, other: Method, personal: bool
+) -> Pairs | None:
+    """Return the clients' average and smallest gain, and the number of clients that lose."""
+    theirs = {run.replicate: run for run in other.runs}
+    pairs = [(run, theirs[run.replicate]) for run in method.runs if run.replicate in theirs]
+    found = [gain[np.isfinite(gain)] for gain in (client_gains(*p, personal) for p in pairs)]
+    found = [gain for gain in found if gain.size]
+    score, unused = comparison.score, partial(float, math.nan)
+    unit = score.unit, -math.inf, math.inf
+    metrics = [
+        Metric("average gain", 1, *unit, digits=score.digits, of=unused),
+        Metric("smallest gain", 0, *unit, digits=score.digits, of=unused),
+        Metric("clients that lose", 0, "", high=math.inf, digits=1, of=unused),
     ]
-    cells = [_described(of, [value(gains) for gains in found], method) for of, value in rows]
-    sizes = sorted({len(gains) for gains in found})
-    return [*cells, Cell("\N{EN DASH}".join(map(str, dict.fromkeys((sizes[0], sizes[-1])))))]
+    values = zip(*((g.mean(), g.min(), float((g < 0).sum())) for g in found), strict=True)
+    measure = Measure(OVER_CLIENTS, metrics, comparison.methods)
+    columns = tuple(tuple(map(float, column)) for column in values)
+    return Pairs(measure, method, columns, (0.0,) * 3, (math.nan,) * 3) if found else None
 
 
-def _described(score: Score, values: Sequence[float], method: Method) -> Cell:
-    one: Difference = redrawn(differences({"": values})[""], method.overlap)
-    signed = score.name != "clients"
-    text = format_number(one.mean, score.digits, signed=signed)
-    if math.isnan(one.low):
-        return Cell(text)
-    return Cell(text, format_interval(one.low, one.high, score.largest, score.digits))
-
-
-def _chance(comparison: Comparison) -> str:
-    """Say how much the fewest test examples of a client say about its gain; empty if unknown."""
-    run = comparison.methods[0].runs[0]
-    parts = {
-        domain: size // (1 if _has_own(comparison) else max(1, len(of)))
-        for domain, size in zip(run.domains, run.sizes, strict=False)
-        for of in [[c for c in run.clients if c.domain == domain]]
-    }
-    if not parts or not all(parts.values()):
-        return ""
-    domain = min(parts, key=parts.__getitem__)
-    text = f"A client of {domain} has {parts[domain]} test examples"
-    if not comparison.classes:
+def _on_clients(comparison: Comparison) -> str:
+    """Say how many clients there are, and how much the fewest test examples say of a gain."""
+    alone = next(method for method in comparison.methods if method.reference == "alone")
+    run = alone.runs[0]
+    text = f" Of {len(run.clients)} clients. The smallest gain and the clients that lose (gain "
+    text += "below 0) also count chance"
+    beside = Counter() if run.own_models.rounds.size else Counter(c.domain for c in run.clients)
+    sizes = [n // max(1, beside[d]) for d, n in zip(run.domains, run.sizes, strict=False)]
+    if not sizes or not all(sizes):
         return f"{text}."
-    alone = next(m for m in comparison.methods if m.reference == "alone")
-    p = alone.over_seeds(lambda run: float(run.final()[run.domains.index(domain)])).mean
-    error = 100 * math.sqrt(2 * p * (1 - p) / parts[domain])
-    return f"{text}, so its gain in one round has a standard error of up to {error:.1f} points."
+    d = int(np.argmin(sizes))
+    text += f": a client of {run.domains[d]} has only {sizes[d]} test examples"
+    p = run.final()[d]
+    error = f"{100 * math.sqrt(2 * p * (1 - p) / sizes[d]):.1f}" if comparison.classes else ""
+    return f"{text}{error and f', which alone give a gain a standard error of {error} points'}."
 
 
-def _has_own(comparison: Comparison) -> bool:
-    """Return whether models trained alone were tested on all test examples of a domain."""
-    return any(run.own_models.rounds.size for run in comparison.kept_runs)
+# --- models on other domains ----------------------------------------------------------
 
 
-def _has_elsewhere(run: Run) -> bool:
-    return bool(len(run.domains) > 1 and run.own_models.rounds.size and run.cross_tests.size)
+def cross_tested(comparison: Comparison) -> list[Method]:
+    """Return the methods whose clients' own models were tested on several domains."""
+    several = len(comparison.domains) > 1
+    return comparison.having(lambda run: several and run.cross_tests.size)
+
+
+def elsewhere(run: Run) -> Vector:
+    """Return scores [D, D]: means over the clients of a domain (row) on each domain (column)."""
+    where = [[client.domain == domain for client in run.clients] for domain in run.domains]
+    return np.array([np.nanmean(run.cross_tests[there], axis=0) for there in where])
 
 
 def _elsewhere_table(comparison: Comparison, method: Method) -> Table:
     """Return the table of models trained alone by domain, tested on each domain."""
-    score = comparison.score
+    score, rows = comparison.score, []
     values = score.shown(np.array([elsewhere(run) for run in method.runs]))
-    size = len(comparison.domains)
-    cells = [[Cell("")] * size for _ in range(size)]
-    for d, e in product(range(size), repeat=2):
-        one = MeanStd.of(values[:, d, e].tolist())
-        text, spread = format_number(one.mean, score.digits), format_std(one.std, one.n)
-        cells[d][e] = Cell(text, spread, "best" if d == e else "")
+    for d, domain in enumerate(comparison.domains):
+        found = [MeanStd.of(column) for column in values[:, d].T.tolist()]
+        cells = [
+            Cell(format_number(e.mean, score.digits), format_std(e.std, e.n, score.digits))
+            for e in found
+        ]
+        cells[d] = replace(cells[d], tone="best")
+        rows.append(Row(domain, "", cells))
     return Table(
         f"Trained at, tested on: {method.name}, last round ({method.runs[0].last_round})",
-        f"{capitalized(score.stated)}, of the models that each client trained alone: mean over the "
+        f"{capitalized(score.stated)}, of the models that clients trained alone: mean over the "
         f"clients of the domain in the row, on all {comparison.examples} examples of the domain in "
-        f"the column. Bold: trained at the domain itself. ±: standard deviation over "
+        "the column. Bold: trained at this domain. ±: standard deviation over "
         f"{comparison.replicates} (ddof 1).",
         list(comparison.domains),
-        [Group("", [Row(d, "", c) for d, c in zip(comparison.domains, cells, strict=True)])],
+        [Group("", rows)],
         heading="trained at",
     )

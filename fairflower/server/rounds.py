@@ -302,7 +302,7 @@ class RoundLoop:
         return {d: results.get(d, {}).get(name, math.nan) for d in self.federation.domains}
 
     def _test_elsewhere(self, server_round: int, arrays: ArrayRecord) -> None:
-        """Test the models that clients keep on the other domains, if they keep any."""
+        """Test the models that clients keep on other domains, if they keep any."""
         if self._own_models and server_round > 0 and self.config.evaluates("test"):
             self._own_models.test_elsewhere(server_round, arrays_of(arrays))
 

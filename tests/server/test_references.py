@@ -258,7 +258,7 @@ def test_sites_keep_their_data_so_pooled_is_refused(tmp_path):
     [
         ({"client.name": "scaffold"}, "'scaffold' exchanges 'control'.*Set client.name = 'sgd'"),
         ({"client.name": "fedbn"}, "'fedbn' keeps normalization.*Set client.name = 'sgd'"),
-        ({"privacy.noise-multiplier": 1.0}, "privacy.noise-multiplier = 1: .*sends no update"),
+        ({"privacy.noise-multiplier": 1.0}, "privacy.noise-multiplier above 0: .*no proof covers"),
         ({"secure-aggregation": True}, "secure-aggregation = true: strategy.name = "),
     ],
 )

@@ -327,7 +327,7 @@ def _heat_map(
     for r, c in np.ndindex(values.shape):
         if np.isfinite(values[r, c]):
             light = (values[r, c] > middle) != less
-            style = {"color": "black" if light else "white", "fontsize": 8.5}
+            style: dict[str, Any] = {"color": "black" if light else "white", "fontsize": 8.5}
             panel.text(c, r, f"{values[r, c]:.{digits}f}", ha="center", va="center", **style)
     panel.set_xticks(range(len(names[1])), names[1], rotation=30, ha="right")
     panel.set_yticks(range(len(names[0])), names[0])
