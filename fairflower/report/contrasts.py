@@ -547,10 +547,10 @@ def verdicts(
         for one in contrasts:
             groups = one.further.get(title, one.by_strategy)
             found[f"{title}, {one.measure.name}"] = [v for group in groups for v in write(group)]
-    return {title: _with_few_summed_up(said) for title, said in found.items() if said}
+    return {title: with_few_summed_up(said) for title, said in found.items() if said}
 
 
-def _with_few_summed_up(found: Sequence[Verdict]) -> Sequence[Verdict]:
+def with_few_summed_up(found: Sequence[Verdict]) -> Sequence[Verdict]:
     """Merge the verdicts on methods with too few pairs into a single verdict."""
     few = [verdict for verdict in found if verdict.too_few]
     if len(few) < 2:

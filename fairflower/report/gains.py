@@ -27,6 +27,7 @@ from fairflower.report.contrasts import (
     judge_family,
     paired_differences,
     verdict_on,
+    with_few_summed_up,
 )
 from fairflower.report.methods import Comparison, Method
 from fairflower.report.reading import Run
@@ -75,7 +76,7 @@ def gain_verdicts(groups: Sequence[ContrastGroup]) -> dict[str, Sequence[Verdict
         if (group.heading, _measure(group).name) == ("alone", BY_DOMAIN)
         for name, contrast in group.contrasts.items()
     ]
-    return {QUESTION: found} if found else {}
+    return {QUESTION: with_few_summed_up(found)} if found else {}
 
 
 def _measure(group: ContrastGroup) -> Measure:

@@ -454,6 +454,8 @@ def model_file(run: Run) -> Path:
 
     Raises ``RunFolderError`` if there is no model, or it is not the one that the run has written.
     """
+    if run.config.get("strategy.name") == "alone":
+        raise RunFolderError(f"{run.path} has no common model: each client kept its own.")
     if not run.path.is_absolute():  # a folder with this name here would be of another run
         raise RunFolderError(
             f"{run.path} was read from a summary, which has no model. Read the run folder."
