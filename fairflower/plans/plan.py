@@ -88,12 +88,6 @@ def references_named(given: str | Iterable[str] | None, dashes: str = "--") -> l
     raise ConfigError(f"{dashes}references {quoted(given)}: {expected}.")
 
 
-def reference_config(flat: Mapping[str, Any], name: str) -> RunConfig:
-    """Return the run config of a reference: plain local training, and no bounds on clients."""
-    settings = {k: value for k, value in flat.items() if not k.startswith(COMPARED_TABLES)}
-    return RunConfig.from_flat(StrategyConfig(name).override(settings))
-
-
 def single_run_config(
     flat: Mapping[str, Any], chosen: Iterable[MethodSpec], overrides: Mapping[str, Any]
 ) -> RunConfig:
@@ -239,8 +233,8 @@ class Plan:
         ``flat`` names are used. If ``federations``, each seed also defines a federation, by setting
         ``data.seed``; otherwise all runs share that of ``data.seed``. Each of the domains
         ``held_out`` is held out in turn: all runs are repeated for each. Each of the ``references``
-        is one more method (`reference_config`), whatever the number of clients. Raises
-        ``ConfigError`` if a method is given twice.
+        is one more method, with plain local training and without bounds. Raises ``ConfigError`` if
+        a method is given twice.
         """
         if not strategies:
             named = StrategyConfig.of(flat).name
@@ -256,7 +250,9 @@ class Plan:
             if federations:
                 drawn["data.seed"] = seed
             configs = grid_configs({**flat, **drawn}, strategies, shared, clients)
-            configs += [reference_config({**flat, **drawn}, name) for name in references]
+            plain = {k: v for k, v in flat.items() if not k.startswith(COMPARED_TABLES)}
+            named = ({**plain, **drawn, StrategyConfig.KEY: name} for name in references)
+            configs += map(RunConfig.from_flat, named)
             labels = [config.label for config in configs]
             for label, config in zip(labels, configs, strict=True):
                 if labels.count(label) > 1:

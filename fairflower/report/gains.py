@@ -18,7 +18,6 @@ from fairflower.numerics.metrics import MIN
 from fairflower.numerics.scores import ACCURACY
 from fairflower.report.cells import Cell, Group, Row, Table, capitalized, format_number, format_std
 from fairflower.report.contrasts import (
-    Contrast,
     ContrastGroup,
     Measure,
     Metric,
@@ -32,7 +31,7 @@ from fairflower.report.contrasts import (
 from fairflower.report.methods import Comparison, Method
 from fairflower.report.reading import Run
 from fairflower.report.tables import difference_table
-from fairflower.statistics import MIN_PAIRS, MeanStd
+from fairflower.statistics import MeanStd
 
 #: Reference -> what methods are compared with, in sentences.
 WORDS = {"alone": "training alone", "pooled": "pooled data"}
@@ -69,9 +68,9 @@ def gain_tables(comparison: Comparison, groups: Sequence[ContrastGroup]) -> Iter
 
 
 def gain_verdicts(groups: Sequence[ContrastGroup]) -> dict[str, Sequence[Verdict]]:
-    """Return a sentence on each method: which domains gain by taking part, and which lose."""
+    """Return a sentence on each method: which domains are better off, and which are worse."""
     found = [
-        verdict_on(name, {WORDS["alone"]: contrast}, added=_answer(contrast))
+        verdict_on(name, {WORDS["alone"]: contrast})
         for group in groups
         if (group.heading, _measure(group).name) == ("alone", BY_DOMAIN)
         for name, contrast in group.contrasts.items()
@@ -114,16 +113,6 @@ def _by_domain(
     ]
     words = "better off", "worse off"
     return paired_differences(method, other, Measure(BY_DOMAIN, metrics, comparison.methods, words))
-
-
-def _answer(contrast: Contrast) -> str:
-    """Return the end of a verdict: whether all domains gain, and which would do better alone."""
-    signs = {one.metric.name: one.sign for one in contrast.by_metric}
-    if contrast.n < MIN_PAIRS:
-        return ""
-    if losing := [name for name, sign in signs.items() if sign < 0]:
-        return f"; {', '.join(losing)} would do better alone"
-    return f"; {'every domain gains' if all(signs.values()) else 'no domain is shown to lose'}"
 
 
 # --- clients --------------------------------------------------------------------------
@@ -169,8 +158,7 @@ def _over_clients(
 
 def _on_clients(comparison: Comparison) -> str:
     """Say how many clients there are, and how much the fewest test examples say of a gain."""
-    alone = next(method for method in comparison.methods if method.reference == "alone")
-    run = alone.runs[0]
+    run = next(method for method in comparison.methods if method.reference == "alone").runs[0]
     text = f" Of {len(run.clients)} clients. The smallest gain and the clients that lose (gain "
     text += "below 0) also count chance"
     beside = Counter() if run.own_models.rounds.size else Counter(c.domain for c in run.clients)
@@ -179,9 +167,10 @@ def _on_clients(comparison: Comparison) -> str:
         return f"{text}."
     d = int(np.argmin(sizes))
     text += f": a client of {run.domains[d]} has only {sizes[d]} test examples"
-    p = run.final()[d]
-    error = f"{100 * math.sqrt(2 * p * (1 - p) / sizes[d]):.1f}" if comparison.classes else ""
-    return f"{text}{error and f', which alone give a gain a standard error of {error} points'}."
+    if not comparison.classes:
+        return f"{text}."
+    error = 100 * math.sqrt(0.5 / sizes[d])  # of the difference of two accuracies of one half
+    return f"{text}, which alone give a gain a standard error of up to {error:.1f} points."
 
 
 # --- models on other domains ----------------------------------------------------------
