@@ -21,6 +21,12 @@ class Alone(Uniform):
     See Also
     --------
     Pooled : One model on all examples together.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import Alone
+    >>> Alone().client_config(client_id=0)
+    {'reference': 'alone'}
     """
 
     paper: ClassVar[str] = "the reference without a federation"
@@ -42,6 +48,12 @@ class Pooled(Uniform):
     See Also
     --------
     Alone : Each client on its own examples.
+
+    Examples
+    --------
+    >>> from fairflower.strategies import Pooled
+    >>> Pooled().client_config(client_id=0)
+    {'reference': 'pooled'}
     """
 
     paper: ClassVar[str] = "the reference with all data in one place"
