@@ -24,7 +24,7 @@ from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.config import DataConfig, RunConfig
 from fairflower.config.run import is_setting
 from fairflower.config.text import unknown
-from fairflower.data import Federation, prepare
+from fairflower.data import Federation, Split, prepare
 from fairflower.data.federation import ClientInfo
 from fairflower.data.folders import forget_stamps
 from fairflower.data.sites import as_in, groups_in, open_site
@@ -161,7 +161,10 @@ def _place(
     if "domain" not in context.node_config:
         client_id = _partition_id(context)
         federation = _shared_data(context, run)
-        return client_id, federation, _data(federation, client_id)
+        data = _data(federation, client_id)
+        if config.get("reference") == "pooled":
+            data = dataclasses.replace(data, train=_pooled(federation))
+        return client_id, federation, data
     if "federation" not in config or "client-id" not in config:
         raise ValueError(
             f"Node {context.node_id} is a site with its own data (its node config has a domain), "
@@ -313,6 +316,12 @@ def _read(federation: Federation, client_id: int, site: Federation | None) -> Cl
         groups=groups,
         num_groups=len(federation.group_names),
     )
+
+
+@lru_cache(maxsize=1)
+def _pooled(federation: Federation) -> Split:
+    """Return the training examples of all clients; cached, because every round reads them."""
+    return federation.train_of_all()
 
 
 def _bytes(data: ClientData) -> int:

@@ -42,6 +42,7 @@ from fairflower.plans.execution import (
 from fairflower.plans.plan import (
     Plan,
     domains_to_hold_out,
+    references_named,
     replicates,
     single_run_config,
 )
@@ -176,6 +177,7 @@ def compare(
     *,
     strategies: MethodLike | Iterable[MethodLike] | None = None,
     clients: MethodLike | Iterable[MethodLike] | None = None,
+    references: Iterable[str] | str | None = None,
     federations: Iterable[int] | str | None = None,
     seeds: Iterable[int] | str | None = None,
     leave_one_domain_out: bool = False,
@@ -198,6 +200,10 @@ def compare(
     clients : str, class, mapping or an iterable of these, optional
         Ways to train; each is combined with every strategy. Default: the client in
         ``settings``.
+    references : str or iterable of str, optional
+        ``"alone"`` (each client trains on its own examples only) and ``"pooled"`` (one model on all
+        clients' examples together), as ``"alone,pooled"`` or a list. They train plainly, whatever
+        the clients are.
     federations : iterable of int, or str, optional
         Federations, as numbers: ``range(20)``, ``[0, 7]`` or ``"0-19"``. Each number is the random
         seed for the partition, the clients' data and the run. Default: ``"0-9"``, unless ``seeds``
@@ -262,7 +268,9 @@ def compare(
     flat = {key: value for key, value in flat.items() if key not in ("run-name", "resume")}
     flat["output-dir"] = str(folder / "runs")
     held_out = domains_to_hold_out(flat) if leave_one_domain_out else []
-    plan = Plan.grid(flat, strategy_configs, numbers, {}, client_configs, federated, held_out)
+    names = references_named(references, dashes="")
+    rows = strategy_configs, numbers, None, client_configs
+    plan = Plan.grid(flat, *rows, federated, held_out, names)
     run_comparison(plan, folder, Console(quiet=not progress), parallel_runs)
     return read(folder / "runs")
 

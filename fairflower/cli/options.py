@@ -27,6 +27,14 @@ Clients = Annotated[
         "example sgd,fedprox:mu=0.1. Default: the value of client.name."
     ),
 ]
+References = Annotated[
+    str | None,
+    typer.Option(
+        help="What the methods are compared with, besides each other: alone (each client trains on "
+        "its own examples only), pooled (one model on all clients' examples together), or both. "
+        "They train plainly, whatever --clients are."
+    ),
+]
 OutputDir = Annotated[
     Path | None, typer.Option(help="Folder for all files of this command. Default: a new folder.")
 ]

@@ -15,6 +15,7 @@ from fairflower.cli.options import (
     ConfigOverrides,
     Jobs,
     OutputDir,
+    References,
     methods_named,
     refuse_keys,
     with_settings,
@@ -32,6 +33,7 @@ from fairflower.plans.plan import (
     FEDERATIONS,
     Plan,
     domains_to_hold_out,
+    references_named,
     replicates,
     single_run_config,
 )
@@ -121,6 +123,7 @@ def compare(
         ),
     ] = None,
     clients: Clients = None,
+    references: References = None,
     leave_one_domain_out: Annotated[
         bool,
         typer.Option(
@@ -172,7 +175,9 @@ def compare(
             "federation."
         )
     held_out = domains_to_hold_out(overrides.settings) if leave_one_domain_out else []
-    grid = plan_of(overrides, strategies, numbers, clients, folder / "runs", federated, held_out)
+    names = references_named(references)
+    methods = strategies, numbers, clients
+    grid = plan_of(overrides, *methods, folder / "runs", federated, held_out, names)
     if plan:
         announce(grid, console)
         earlier = [folder / "runs"] if any((folder / "runs").rglob("run.json")) else []
@@ -216,6 +221,7 @@ def plan_of(
     folder: Path,
     federations: bool = False,
     held_out: Sequence[str] = (),
+    references: Sequence[str] = (),
 ) -> Plan:
     """Return a plan of runs for all clients, strategies and seeds, with run folders in ``folder``.
 
@@ -228,9 +234,8 @@ def plan_of(
     client_configs = methods_named(overrides, ClientConfig, "--clients", clients)
     named = [*strategy_configs, *client_configs, *methods_of(overrides.settings)]
     check_keys(overrides.settings, named)
-    return Plan.grid(
-        settings, strategy_configs, seeds, overrides.shared, client_configs, federations, held_out
-    )
+    methods = strategy_configs, seeds, overrides.shared, client_configs
+    return Plan.grid(settings, *methods, federations, held_out, references)
 
 
 def print_power(plan: Plan, federations: int, pilot: list[Path]) -> None:

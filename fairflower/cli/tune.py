@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fairflower.cli.options import Clients, ConfigOverrides, InlineJobs, OutputDir, with_settings
+from fairflower.cli.options import (
+    Clients,
+    ConfigOverrides,
+    InlineJobs,
+    OutputDir,
+    References,
+    with_settings,
+)
 from fairflower.cli.report import print_report
 from fairflower.cli.run import parse_jobs, plan_of
 from fairflower.cli.terminal import console, say
@@ -15,7 +22,7 @@ from fairflower.config.text import counted
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
 from fairflower.plans.execution import execute, for_parallel_clients, locked_folder
-from fairflower.plans.plan import replicates
+from fairflower.plans.plan import references_named, replicates
 
 if TYPE_CHECKING:
     from fairflower.plans.tuning import TuningStudies
@@ -41,6 +48,7 @@ def tune(
         ),
     ] = None,
     clients: Clients = None,
+    references: References = None,
     budget: Annotated[
         int,
         typer.Option(
@@ -106,7 +114,8 @@ def tune(
     overrides, parallel_runs = _with_validation(overrides), parse_jobs(jobs)
     numbers, federated = replicates(federations, seeds or (None if federations else SEEDS))
     plan = plan_of(
-        overrides, strategies, [overrides.settings.get("seed", 0)], clients, folder / "runs"
+        *(overrides, strategies, [overrides.settings.get("seed", 0)], clients, folder / "runs"),
+        references=references_named(references),
     )
     # imported late, because it is slow to import
     from fairflower.plans.tuning import TuningProtocol, TuningStudies

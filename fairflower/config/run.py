@@ -55,7 +55,7 @@ from fairflower.config.text import (
     unknown,
 )
 from fairflower.errors import ConfigError, is_text, quoted
-from fairflower.registry import MODEL_OF, MODELS, PLAIN_CLIENTS
+from fairflower.registry import MODEL_OF, MODELS, PLAIN_CLIENTS, REFERENCES
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.registry.user_metrics import load_metrics
 
@@ -163,6 +163,11 @@ class RunConfig:
         """The method's name in tables and figures, such as ``fedheal`` or ``fedprox+fedheal``."""
         client, strategy = self.client.label, self.strategy.label
         return strategy if client in PLAIN_CLIENTS else f"{client}+{strategy}"
+
+    @property
+    def reference(self) -> str:
+        """The strategy's name if the run is a reference, ``alone`` or ``pooled``; else empty."""
+        return self.strategy.name if self.strategy.name in REFERENCES else ""
 
     @property
     def parts(self) -> list[Spec]:
@@ -389,6 +394,7 @@ def _check(config: RunConfig) -> None:
             f"client.name = {config.client.name!r}: make_exchanges returned {quoted(strange[0])}, "
             "not a fairflower.aggregation.exchange.Exchange. Correct the client's code."
         )
+    _check_reference(config, exchanges)
     check_privacy(config.privacy, config.concise(), strategy, exchanges)
     with config.strategy.naming_failures():
         try:
@@ -397,6 +403,18 @@ def _check(config: RunConfig) -> None:
             raise ConfigError(str(error)) from error
     if config.secure_aggregation:
         check_secure(config, strategy, exchanges)
+
+
+def _check_reference(config: RunConfig, exchanges: Sequence[Any]) -> None:
+    """Raise ``ConfigError`` if the clients of a reference share or keep a part of the model."""
+    name, client = config.reference, config.client
+    local = getattr(client.factory, "local_part", "")  # of `LocalArraysTrainer`
+    if name and (exchanges or local):
+        what = f"exchanges {exchanges[0].name!r}" if exchanges else f"keeps {local}"
+        raise ConfigError(
+            f"client.name = {client.name!r} {what}, which has no meaning with strategy.name = "
+            f"{name!r}, where nothing is merged. Set client.name = 'sgd'."
+        )
 
 
 def _check_model(model: ModelConfig) -> None:

@@ -239,6 +239,10 @@ class Federation:
         """Return the training examples of a client."""
         return self.splits(client_id, "train")[0]
 
+    def train_of_all(self) -> Split:
+        """Return the training examples of all clients, in the clients' order."""
+        return self._read("train", 0, len(self.clients) - 1)
+
     def sizes(self, split: str) -> tuple[int, ...]:
         """Return the number of ``"test"`` or ``"validation"`` examples per domain."""
         return self.test_sizes if split == "test" else self.validation_sizes

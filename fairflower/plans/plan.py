@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from fairflower.config import ClientConfig, DataConfig, RunConfig, StrategyConfig
 from fairflower.config.methods import Choice, DataSpec, MethodSpec
-from fairflower.config.run import check_tuned, data_key, method_key
-from fairflower.config.text import argument_to_key, counted, is_argument, key_to_argument
-from fairflower.errors import USER_ERRORS, ConfigError
+from fairflower.config.run import COMPARED_TABLES, check_tuned, data_key, method_key
+from fairflower.config.text import (
+    argument_to_key,
+    counted,
+    is_argument,
+    key_to_argument,
+    names_in,
+)
+from fairflower.errors import USER_ERRORS, ConfigError, quoted
 from fairflower.participation.availability import check_same_trace
 from fairflower.paths import file_name
+from fairflower.registry import REFERENCES
 from fairflower.server.checkpoint import (
     check_same_examples,
     check_same_parts,
@@ -65,6 +72,20 @@ def grid_configs(
     return [
         RunConfig.from_flat(strategy.override(client.override(flat))) for client, strategy in pairs
     ]
+
+
+def references_named(given: str | Iterable[str] | None, dashes: str = "--") -> list[str]:
+    """Return the names of references; raise ``ConfigError`` for others, none, or equal ones.
+
+    >>> references_named("alone,pooled"), references_named(None)
+    (['alone', 'pooled'], [])
+    """
+    names = names_in(given) if isinstance(given, str) else list(given or ())
+    distinct = len(set(names)) == len(names)
+    if set(names) <= set(REFERENCES) and distinct and (names or given is None):
+        return names
+    expected = f"expected {' or '.join(REFERENCES)}, or both"
+    raise ConfigError(f"{dashes}references {quoted(given)}: {expected}.")
 
 
 def single_run_config(
@@ -204,13 +225,15 @@ class Plan:
         clients: Sequence[ClientConfig] = (),
         federations: bool = False,
         held_out: Sequence[str] = (),
+        references: Sequence[str] = (),
     ) -> Plan:
         """Return a plan with every combination of client, strategy and seed (`grid_configs`).
 
         `uniform` is always added to the strategies; without any, FedAvg and the strategy that
         ``flat`` names are used. If ``federations``, each seed also defines a federation, by setting
         ``data.seed``; otherwise all runs share that of ``data.seed``. Each of the domains
-        ``held_out`` is held out in turn: all runs are repeated for each. Raises ``ConfigError`` if
+        ``held_out`` is held out in turn: all runs are repeated for each. Each of the ``references``
+        is one more method, with plain local training and without bounds. Raises ``ConfigError`` if
         a method is given twice.
         """
         if not strategies:
@@ -227,6 +250,9 @@ class Plan:
             if federations:
                 drawn["data.seed"] = seed
             configs = grid_configs({**flat, **drawn}, strategies, shared, clients)
+            plain = {k: v for k, v in flat.items() if not k.startswith(COMPARED_TABLES)}
+            named = ({**plain, **drawn, StrategyConfig.KEY: name} for name in references)
+            configs += map(RunConfig.from_flat, named)
             labels = [config.label for config in configs]
             for label, config in zip(labels, configs, strict=True):
                 if labels.count(label) > 1:

@@ -44,7 +44,8 @@ class Power(NamedTuple):
 
 def comparisons_of(plan: Plan) -> int:
     """Return how many methods are compared with uniform weights for the same client."""
-    methods = {(config.client.label, config.strategy.label) for config in plan.runs}
+    candidates = [config for config in plan.runs if not config.reference]
+    methods = {(config.client.label, config.strategy.label) for config in candidates}
     return max(Counter(client for client, _ in methods).values()) - 1
 
 

@@ -37,6 +37,8 @@ STRATEGIES = Registry(
         "fairrfl": "fairrfl:FairRFL",
         "dq-ffl": "dqffl:DqFFL",
         "daa": "daa:DaA",
+        "alone": "references:Alone",
+        "pooled": "references:Pooled",
     },
     kind="strategy",
     base="fairflower.strategies:FairStrategy",
@@ -103,6 +105,9 @@ KINDS = {1: "features", 2: "tokens", 3: "images"}
 
 #: Default model for each kind of examples; all other built-in models are for images.
 MODEL_OF = {"images": "cnn", "features": "mlp", "tokens": "embedding-bag"}
+
+#: Strategies that are no candidates but what the others are compared with.
+REFERENCES = ("alone", "pooled")
 
 #: Names of plain local training; a method's label omits them.
 PLAIN_CLIENTS = ("sgd", "fedavg")

@@ -15,7 +15,15 @@ from functools import cached_property
 from fairflower.config.text import unknown
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.report.cells import Table
-from fairflower.report.contrasts import Contrasts, Verdict, contrasts_of, verdict_legend, verdicts
+from fairflower.report.contrasts import (
+    ContrastGroup,
+    Contrasts,
+    Verdict,
+    contrasts_of,
+    verdict_legend,
+    verdicts,
+)
+from fairflower.report.gains import gain_tables, gain_verdicts, gains
 from fairflower.report.methods import Comparison, group_runs
 from fairflower.report.notes import notes
 from fairflower.report.reading import Run
@@ -46,10 +54,16 @@ class Chapter:
         return contrasts_of(self.comparison)
 
     @cached_property
+    def gains(self) -> list[ContrastGroup]:
+        """The gains against training alone and against pooled data, where they were run."""
+        return gains(self.comparison)
+
+    @cached_property
     def tables(self) -> list[Table]:
         """Tables of scores, differences and tuning; the first table has the common caption."""
         tables = score_tables(self.comparison, self.contrasts)
-        return _captioned_once([*tables, *tuning_tables(self.tuned)])
+        of_gains = gain_tables(self.comparison, self.gains)
+        return _captioned_once([*tables, *of_gains, *tuning_tables(self.tuned)])
 
     @cached_property
     def fairness_tables(self) -> list[Table]:
@@ -64,7 +78,7 @@ class Chapter:
     @cached_property
     def verdicts(self) -> Mapping[str, Sequence[Verdict]]:
         """The verdicts, by title."""
-        return verdicts(self.comparison, self.contrasts)
+        return verdicts(self.comparison, self.contrasts) | gain_verdicts(self.gains)
 
     @cached_property
     def notes(self) -> list[str]:

@@ -52,7 +52,8 @@ def judged_cell(estimate: MeanStd, judgment: int, digits: int = 2, *, signed: bo
 def difference_cell(score: Score, difference: Difference, sign: int) -> Cell:
     """Return a cell with the mean and, below it, the interval and the detectable difference."""
     digits = score.digits
-    cell = judged_cell(difference, sign, digits, signed=True)
+    counted = score.better == score.low == 0  # a number of clients, which has no sign
+    cell = judged_cell(difference, sign, digits, signed=not counted)
     if math.isnan(difference.low):
         return cell
     parts = [format_interval(difference.low, difference.high, score.largest, digits)]
@@ -157,7 +158,10 @@ def metric_table(
     filled = []
     for heading, methods in groups:
         members = [*methods.values()]
-        beside = [not all(column.whole(method) for column in columns) for method in members]
+        beside = [
+            bool(method.reference) or not all(column.whole(method) for column in columns)
+            for method in members
+        ]
         cells = zip(*(column.cells(members, beside) for column in columns), strict=True)
         named = zip(methods, map(remark, members), cells, strict=True)
         filled.append(Group(heading, [Row(*row) for row in named]))
@@ -187,7 +191,8 @@ def how_to_read(comparison: Comparison) -> str:
 
 def bold(comparison: Comparison) -> str:
     """Explain the bold type of a table; empty if the table has none."""
-    return "Bold: best comparable method." if len(comparison.methods) > 1 else ""
+    beside = ", without references" * any(method.reference for method in comparison.methods)
+    return f"Bold: best comparable method{beside}." if len(comparison.methods) > 1 else ""
 
 
 # --- numbers as text ------------------------------------------------------------------

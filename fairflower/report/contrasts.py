@@ -465,7 +465,7 @@ def against_baselines(comparison: Comparison) -> Iterator[Compared]:
         families: dict[str, dict[str, tuple[Method, Method]]] = {}
         for method in comparison.methods:
             other = comparison.baseline(method, baseline)
-            if other and method.strategy != baseline:
+            if other and method.strategy != baseline and not method.reference:
                 families.setdefault(other.name, {})[method.name] = method, other
         for name, family in families.items():
             yield TITLES[baseline], name, family
@@ -540,6 +540,7 @@ def verdicts(
         "": [
             fairness_verdict(comparison, method, fair.against_baselines[method.name])
             for method in comparison.methods
+            if not method.reference
         ]
     }
     for one in others:
@@ -552,10 +553,10 @@ def verdicts(
         for one in contrasts:
             groups = one.further.get(title, one.by_strategy)
             found[f"{title}, {one.measure.name}"] = [v for group in groups for v in write(group)]
-    return {title: _with_few_summed_up(said) for title, said in found.items() if said}
+    return {title: with_few_summed_up(said) for title, said in found.items() if said}
 
 
-def _with_few_summed_up(found: Sequence[Verdict]) -> Sequence[Verdict]:
+def with_few_summed_up(found: Sequence[Verdict]) -> Sequence[Verdict]:
     """Merge the verdicts on methods with too few pairs into a single verdict."""
     few = [verdict for verdict in found if verdict.too_few]
     if len(few) < 2:

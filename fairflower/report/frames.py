@@ -1,13 +1,13 @@
 """Runs as pandas DataFrames: the metrics of every round, the table of methods, and differences."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
 from fairflower.files import cell_of
-from fairflower.report.analysis import Analysis, analyze
+from fairflower.report.analysis import Analysis, Chapter, analyze
 from fairflower.report.cells import MARKS
-from fairflower.report.contrasts import UNDECIDED
+from fairflower.report.contrasts import UNDECIDED, Contrast
 from fairflower.report.reading import Run
 from fairflower.report.tables import columns, held_out_columns
 from fairflower.server.contents import HISTORY_COLUMNS, read_history
@@ -76,12 +76,12 @@ def table_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
 
 
 def differences_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
-    """Return the paired differences from FedAvg and from uniform weights, in percentage points.
+    """Return the paired differences from baselines and references, in percentage points.
 
     The columns are:
 
     - ``data`` (the data set and its domains) and ``method``, as in `table_frame`, and ``against``,
-      the baseline;
+      the baseline or reference;
     - ``measure``, the name of metrics that are judged together, and ``metric``;
     - ``mean``, ``std`` and ``seeds`` (number of pairs) of the differences;
     - ``low`` and ``high``, the ends of simultaneous 95 % intervals;
@@ -98,13 +98,20 @@ def differences_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
             _verdict(d, sign),
         )
         for chapter in analyze(runs).chapters
-        for of_measure in chapter.contrasts
-        for name, contrasts in of_measure.against_baselines.items()
-        for baseline, contrast in contrasts.items()
+        for name, baseline, contrast in (
+            *_against_baselines(chapter),
+            *((n, group.heading, c) for group in chapter.gains for n, c in group.contrasts.items()),
+        )
         for metric, d, sign in contrast.by_metric
     ]
     names = ["data", "method", "against", "measure", "metric", "mean", "std", "seeds"]
     return pd.DataFrame(rows, columns=[*names, "low", "high", "p", "margin", "least", "verdict"])
+
+
+def _against_baselines(chapter: Chapter) -> Iterator[tuple[str, str, Contrast]]:
+    for of_measure in chapter.contrasts:
+        for name, contrasts in of_measure.against_baselines.items():
+            yield from ((name, baseline, contrast) for baseline, contrast in contrasts.items())
 
 
 def _verdict(difference: Difference, sign: int) -> str:

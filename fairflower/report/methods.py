@@ -25,6 +25,7 @@ from fairflower.config.run import COMPARED_TABLES, data_key, method_key, tuned_k
 from fairflower.config.text import is_argument, key_to_argument
 from fairflower.numerics import Vector
 from fairflower.numerics.scores import ACCURACY, Score
+from fairflower.registry import REFERENCES
 from fairflower.report.reading import Run
 from fairflower.server.history import WINDOW
 from fairflower.statistics import MeanStd
@@ -101,6 +102,11 @@ class Method:
     def strategy(self) -> str:
         """The strategy's name."""
         return str(self.config.get("strategy.name", self.runs[0].label))
+
+    @property
+    def reference(self) -> str:
+        """The strategy's name if it is one of `REFERENCES`; else empty."""
+        return self.strategy if self.strategy in REFERENCES else ""
 
     @cached_property
     def client(self) -> str:
@@ -215,7 +221,7 @@ class Comparison:
     """The methods that were tested on the same domains with the same primary score."""
 
     domains: tuple[str, ...]
-    #: The baselines, then the others in the order of the runs.
+    #: The baselines, the others in the order of the runs, and the references.
     methods: tuple[Method, ...]
     #: Setting -> {method name: value}, for each setting that differs between methods.
     differing: Mapping[str, Mapping[str, str]]
@@ -397,10 +403,11 @@ def group_runs(runs: Iterable[Run]) -> list[Comparison]:
     for run in runs:
         alike.setdefault((run.domains, run.primary.stated), []).append(run)
     comparisons = []
-    rank = {name: place for place, name in enumerate(BASELINES)}
+    order = (*BASELINES, "", *REFERENCES)  # "" are all others
+    rank = {name: place for place, name in enumerate(order)}
     for (domains, _), members in alike.items():
         methods = [Method(name, same, *_one_per_seed(of)) for name, same, of in _groups(members)]
-        methods.sort(key=lambda method: rank.get(method.strategy, len(rank)))
+        methods.sort(key=lambda method: rank.get(method.strategy, rank[""]))
         names = [method.name for method in methods]
         apart = differing([{_EXAMPLES: "version 1", **dict(m.setting)} for m in methods])
         by_name = {key: dict(zip(names, apart[key], strict=True)) for key in sorted(apart)}
@@ -555,6 +562,8 @@ def client_strategy_grids(comparison: Comparison) -> list[dict[str, dict[str, Me
     for members in sorted(sets, key=len, reverse=True):
         grid: dict[str, dict[str, Method]] = {}
         for method in members.values():
+            if method.reference:
+                continue
             row = grid.setdefault(method.client, {})
             # Methods that were tuned differently may share their cell.
             row[method.name if method.aggregation in row else method.aggregation] = method

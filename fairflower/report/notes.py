@@ -134,7 +134,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
             f"The runs reached different rounds: {_values(reached)}. "
             "Only methods that reached the same round are compared."
         )
-    if all(method.strategy != "uniform" for method in methods):
+    if all(method.strategy != "uniform" and not method.reference for method in methods):
         yield (
             "Uniform weights are not among the runs. They alone often explain much of "
             "a published gain over FedAvg."
@@ -319,6 +319,8 @@ def _training_notes(run: Run) -> Iterator[str]:
             "global model is tested with the initial values of this part. If clients tested, the "
             "table of personal models shows their models."
         )
+    if (run.config.get("strategy.name"), run.config.get("evaluate.by")) == ("alone", "clients"):
+        yield "clients tested their own models, and no other site did: no table of other domains."
     for number, reason in info.get("halted_rounds", {}).items():
         yield f"round {number} did not change the model: {reason}."
     for number, reason in info.get("untracked", {}).items():  # runs side by side print no warning

@@ -38,6 +38,7 @@ from fairflower.server.history import (
     HELD_OUT,
     LEVELS,
     OVERALL,
+    OWN_LEVELS,
     WINDOW,
     WORST_CLIENT,
     History,
@@ -306,6 +307,25 @@ class Run(ScoreHistory):
         """Primary scores of the personal models by client, in the order of ``clients``."""
         return self.of_clients(PERSONAL + self.primary.name)
 
+    @cached_property
+    def own_models(self) -> ScoreHistory:
+        """Primary scores of the models that clients keep, each on its domain's test examples.
+
+        They are in the order of ``clients``. There are no rounds if the server tested none, and
+        NaN for clients whose model it did not test.
+        """
+        names = (f"{client.client_id}/{client.domain}" for client in self.clients)
+        return self.tests(OWN_LEVELS[self.split], self.primary.name, names)
+
+    @cached_property
+    def cross_tests(self) -> Vector:
+        """Primary scores [K, D] of these models on every domain in the last round; or no rows."""
+        found = self.history[OWN_LEVELS[self.split], self.primary.name]
+        last = found.get(self.last_round, {})
+        names = [[f"{client.client_id}/{d}" for d in self.domains] for client in self.clients]
+        values = np.array([[last.get(name, math.nan) for name in row] for row in names])
+        return values if np.isfinite(values).all(axis=1).any() else np.empty((0, len(self.domains)))
+
     @property
     def held_out_domain(self) -> str:
         """Name of the domain that no client has; not in ``domains``; empty if there is none."""
@@ -434,6 +454,8 @@ def model_file(run: Run) -> Path:
 
     Raises ``RunFolderError`` if there is no model, or it is not the one that the run has written.
     """
+    if run.config.get("strategy.name") == "alone":
+        raise RunFolderError(f"{run.path} has no common model: each client kept its own.")
     if not run.path.is_absolute():  # a folder with this name here would be of another run
         raise RunFolderError(
             f"{run.path} was read from a summary, which has no model. Read the run folder."
@@ -564,6 +586,7 @@ def _checked_history(
         for level, scores in (
             (of_domains, (primary, personal, *_further(info), *users, *METRICS)),
             (of_clients, (primary, personal)),
+            (OWN_LEVELS[split], (primary,)),
             (HELD_OUT, (primary, adapted)),
             (OVERALL[split], METRICS),
         )

@@ -448,6 +448,8 @@ def participation(run: Run) -> list[float]:
     """
     if "remarks" in run.info:  # read from a summary
         return list(run.info.get("participation", ()))
+    if run.config.get("strategy.name") == "pooled":  # one client trains on all examples
+        return []
     rounds = [record["client_ids"] for record in run.diagnostics if "client_ids" in record]
     if all(len(merged) == len(run.clients) for merged in rounds):
         return []
@@ -483,19 +485,20 @@ def difference_tables(comparison: Comparison, contrasts: Sequence[Contrasts]) ->
     for one in shown:
         against = one.against_baselines
         names = [name for name in TITLES.values() if any(name in row for row in against.values())]
+        judged = [method for method in one.measure.methods if not method.reference]
         kind = "" if one is shown[0] else f", {one.measure.name}"
-        yield _difference_table(
+        yield difference_table(
             f"Difference from the baselines{kind}, {comparison.span()}",
             one.measure,
             [f" vs {name}" for name in names],
             [
-                (heading, {m: [against[m].get(name) for name in names] for m in members})
-                for heading, members in comparison.groups(one.measure.methods if names else ())
+                (heading, {n: [against[n].get(name) for name in names] for n in members})
+                for heading, members in comparison.groups(judged if names else ())
             ],
         )
     for title in FURTHER:
         for one in shown:
-            yield _difference_table(
+            yield difference_table(
                 f"{title}, {one.measure.name}, {comparison.span()}",
                 one.measure,
                 [""],
@@ -509,7 +512,7 @@ def difference_tables(comparison: Comparison, contrasts: Sequence[Contrasts]) ->
             )
 
 
-def _difference_table(
+def difference_table(
     title: str,
     measure: Measure,
     others: Sequence[str],

@@ -80,10 +80,15 @@ class CentralizedEvaluator:
         """Return the model's exchanged arrays by name; initial values before the first test."""
         return copy_arrays(self.model)
 
-    def __call__(self, arrays: Mapping[str, NDArray[np.generic]], split: str = "test") -> Tested:
-        """Test a model on every domain's ``"test"`` or ``"validation"`` examples.
+    def __call__(
+        self,
+        arrays: Mapping[str, NDArray[np.generic]],
+        split: str = "test",
+        domains: Sequence[str] | None = None,
+    ) -> Tested:
+        """Test a model on the ``"test"`` or ``"validation"`` examples of every domain, or of some.
 
-        A held-out domain has only test examples.
+        A held-out domain has only test examples, and is always tested on them.
 
         The scores of each domain are those of the task (for classes ``accuracy`` and
         ``balanced_accuracy``, 0 to 1), ``loss``, the user-defined metrics and, with
@@ -92,17 +97,19 @@ class CentralizedEvaluator:
         ``GpuMemoryError`` if the GPU's memory is too small.
         """
         try:
-            return self._tested(arrays, split)
+            return self._tested(arrays, split, domains or self.federation.domains)
         except torch.OutOfMemoryError as error:
             reason = out_of_memory(str(error))
             raise gpu_memory_error(reason, "The server's test", "evaluate.batch-size") from error
 
-    def _tested(self, arrays: Mapping[str, NDArray[np.generic]], split: str) -> Tested:
+    def _tested(
+        self, arrays: Mapping[str, NDArray[np.generic]], split: str, domains: Sequence[str]
+    ) -> Tested:
         set_arrays(self.model, arrays, "The server")
         task = self.federation.learns
         self.model.eval()
         held_out = self.federation.held_out
-        domains = (*self.federation.domains, *([held_out] if held_out and split == "test" else ()))
+        domains = (*domains, *([held_out] if held_out and split == "test" else ()))
         pending = {
             domain: [self._pool.submit(self._test, chunk) for chunk in self._chunks(domain, split)]
             for domain in domains

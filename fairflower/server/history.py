@@ -31,6 +31,9 @@ Metrics = dict[str, float]
 #: Split -> levels of the history for results per domain and per client.
 LEVELS = {"test": ("domain", "client"), "validation": ("validation", "client-validation")}
 
+#: Split -> level for the models that clients keep; the names are ``<client>/<domain>``.
+OWN_LEVELS = {"test": "own", "validation": "own-validation"}
+
 #: Level for tests on the held-out domain, and the prefix at this level of the primary score with
 #: BatchNorm statistics of the domain's test examples.
 HELD_OUT, ADAPTED = "held-out", "adabn_"

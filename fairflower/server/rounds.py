@@ -41,10 +41,12 @@ from fairflower.server.history import (
     HELD_OUT,
     LEVELS,
     Metrics,
+    domain_means,
     domain_scores,
     early_stop_round,
     test_keys,
 )
+from fairflower.server.own_models import OwnModels
 from fairflower.server.privacy import PrivacyLedger
 from fairflower.server.progress import RunProgress
 from fairflower.server.registration import NodeTracker
@@ -76,6 +78,8 @@ class RoundLoop:
         self._privacy = PrivacyLedger(self.config.privacy, numbers, begun)
         self._skipped: dict[str, str] = dict(folder.fact("skipped_metrics") or {})
         self._groups = GroupMetrics(folder, self.federation)
+        keeping = self.config.reference == "alone" and self.config.evaluate.by != "clients"
+        self._own_models = OwnModels(setup, folder) if keeping else None
         self._released = time.monotonic()
         self._tracker = NodeTracker(
             grid, setup.registry, self.config.round_timeout, stop, self.settings()
@@ -105,6 +109,7 @@ class RoundLoop:
             tested = f"{self.folder.metrics.primary.name}/"
             if not any(tested in name for name in self.folder.metrics.of(done)):
                 self._evaluate(done, arrays)  # it was not known to be the last round
+                self._test_elsewhere(done, arrays)
                 self._save(done, arrays)  # otherwise more rounds would cut off this test
             _warn_if_diverged(self.folder, self.setup, done)
             return
@@ -121,6 +126,8 @@ class RoundLoop:
                     with _timed(seconds, "evaluate_seconds"):
                         accuracies = self._evaluate(server_round, arrays)
                     ending = ending or self._out_of_patience()
+                if ending:
+                    self._test_elsewhere(server_round, arrays)
             self.folder.append_metrics(server_round, "run", "", seconds | self._privacy.metrics())
             metrics = self.folder.metrics.of(server_round)
             progress.round(server_round, accuracies, metrics if accuracies else {})
@@ -262,7 +269,10 @@ class RoundLoop:
             results, counts = self._ask_clients(split, server_round, arrays)
         if by in ("server", "both"):
             # Metrics that only clients measure are not replaced.
-            tested = self.setup.evaluator(arrays_of(arrays), split)
+            if self._own_models and server_round > 0:
+                tested = self._own_models.test(server_round, split, arrays_of(arrays))
+            else:
+                tested = self.setup.evaluator(arrays_of(arrays), split)
             held_out = self.federation.held_out
             scores, counts = tested.scores, tested.counts
             for domain, of in scores.items():
@@ -286,6 +296,11 @@ class RoundLoop:
         # A domain is not tested if its sites are not connected.
         name = self.federation.learns.primary.name
         return {d: results.get(d, {}).get(name, math.nan) for d in self.federation.domains}
+
+    def _test_elsewhere(self, server_round: int, arrays: ArrayRecord) -> None:
+        """Test the models that clients keep on other domains, if they keep any."""
+        if self._own_models and server_round > 0 and self.config.evaluates("test"):
+            self._own_models.test_elsewhere(server_round, arrays_of(arrays))
 
     def _report_failed(self, server_round: int, where: str, wrong: Mapping[str, str]) -> None:
         """Raise ``MetricError`` if a user-defined metric failed, or log a warning and record it."""
@@ -316,7 +331,9 @@ class RoundLoop:
         for client, answer in sorted(answers.items()):
             values = {name: float(answer[key]) for name, key in keys.items() if key in answer}  # type: ignore[arg-type]
             folder.append_metrics(server_round, LEVELS[split][1], str(client), values)
-        return domain_scores(answers, keys, self.federation), counts_in(answers)
+        # Means of the scores of several models, or the scores of one model on all examples.
+        combined = domain_means if self.config.reference == "alone" else domain_scores
+        return combined(answers, keys, self.federation), counts_in(answers)
 
     def _report_failed_of_clients(
         self, server_round: int, answers: Mapping[int, MetricRecord], replies: Iterable[Message]

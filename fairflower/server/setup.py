@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
 from fairflower.aggregation.consistency import SignConsistency
+from fairflower.aggregation.hooks import Options
 from fairflower.aggregation.noise import NoisySum
 from fairflower.config import RunConfig
 from fairflower.config.methods import ModelSpec, ParticipationSpec
@@ -40,6 +41,7 @@ from fairflower.server.evaluation import CentralizedEvaluator
 from fairflower.server.history import ADAPTED
 from fairflower.server.privacy import check_reachable
 from fairflower.strategies import FairStrategy
+from fairflower.strategies.references import reference_options
 from fairflower.tasks import CLASSIFICATION
 from fairflower.testing.models import check_unsent, made_up, rehearse, unsent_buffers
 from fairflower.training.build import build_model, build_trainer
@@ -69,6 +71,8 @@ class RunSetup:
     def enroll(self, nodes: Mapping[int, int]) -> None:
         """Pass each client's node and number of training examples to the strategy."""
         sizes = {client.client_id: client.num_examples for client in self.federation.clients}
+        if self.config.reference == "pooled":  # the first client trains on all examples
+            sizes[0] = sum(sizes.values())
         self.strategy.enroll(nodes, self.config.seed, sizes)
 
     def redraw(self) -> dict[str, float]:
@@ -154,6 +158,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     groups = federation.groups, federation.group_names
     check_comparable("the federation", *groups, federation.num_classes, federation.learns)
     _check_metric_names(config, federation)
+    _check_reference(grid, config, registry.sites)
     num_clients = len(federation.clients)
     registration.check_num_supernodes(len(registry.nodes), num_clients)
     check_client_settings(config, federation)
@@ -181,6 +186,22 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     setup = RunSetup(config, federation, registry, evaluator, strategy, examples)
     setup.enroll(registry.nodes)
     return setup
+
+
+def _check_reference(grid: Grid, config: RunConfig, sites: bool) -> None:
+    """Raise ``ConfigError`` if the nodes cannot give a reference the data or models it needs."""
+    if config.reference == "pooled" and sites:
+        raise ConfigError(
+            "strategy.name = 'pooled': it needs all training examples in one place, but the sites "
+            "of this run keep theirs. Choose 'alone', or run 'pooled' on data that may be shared."
+        )
+    elsewhere = is_deployed(grid) or config.ray_address
+    if config.reference == "alone" and elsewhere and config.evaluate.by != "clients":
+        raise ConfigError(
+            f"evaluate.by = {config.evaluate.by!r}: with strategy.name = 'alone' models stay with "
+            "the clients, on other machines, where the server cannot test them. Set evaluate.by = "
+            "'clients'."
+        )
 
 
 def _check_task(config: RunConfig, strategy: FairStrategy, federation: Federation) -> None:
@@ -362,19 +383,22 @@ def _make_strategy(config: RunConfig, evaluator: CentralizedEvaluator) -> FairSt
         )
         exchanges = [*exchanges, noisy_sum]
     minimums = dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), 1)
-    strategy: FairStrategy = config.strategy.for_task(evaluator.federation.learns).make(
-        **minimums,
-        fraction_train=config.fraction_train,
-        min_clients=config.min_clients or None,
-        buffers=evaluator.buffers,
-        exchanges=exchanges,
-        observers=[SignConsistency(window)] if (window := config.observe.window) else [],
-        max_client_weight=bound.max_client_weight,
-        clip_update_norm=privacy.clip if privacy.on else bound.clip_update_norm or None,
-        clip_update_median=bound.clip_update_median or None,
-        participation=ParticipationSpec.read(config.participation.policy).make(),
-        availability=read_availability(config.participation.availability, config.seed),
-    )
+    options: Options = {
+        "fraction_train": config.fraction_train,
+        "min_clients": config.min_clients or None,
+        "buffers": evaluator.buffers,
+        "exchanges": exchanges,
+        "observers": [SignConsistency(window)] if (window := config.observe.window) else [],
+        "max_client_weight": bound.max_client_weight,
+        "clip_update_norm": privacy.clip if privacy.on else bound.clip_update_norm or None,
+        "clip_update_median": bound.clip_update_median or None,
+        "participation": ParticipationSpec.read(config.participation.policy).make(),
+        "availability": read_availability(config.participation.availability, config.seed),
+    }
+    if config.reference:
+        options |= reference_options(config.reference)
+    made_for = config.strategy.for_task(evaluator.federation.learns)
+    strategy: FairStrategy = made_for.make(**minimums, **options)
     strategy._trained = evaluator.arrays().keys() - evaluator.buffers
     if any(getattr(strategy, option) != value for option, value in minimums.items()):
         raise ConfigError(

@@ -51,5 +51,7 @@ from fairflower.strategies.fedpw import FedPW as FedPW
 from fairflower.strategies.pa3fed import PA3Fed as PA3Fed
 from fairflower.strategies.propfair import PropFair as PropFair
 from fairflower.strategies.qffl import QFFL as QFFL
+from fairflower.strategies.references import Alone as Alone
+from fairflower.strategies.references import Pooled as Pooled
 from fairflower.strategies.superquantile import Superquantile as Superquantile
 from fairflower.strategies.term import TERM as TERM

@@ -19,7 +19,7 @@ from fairflower.models import initial_local_arrays, local_tensors, trainable
 from fairflower.numerics.group_fairness import GROUP_COUNTS, counts_by_group
 from fairflower.numerics.noise import gaussian, noise_source
 from fairflower.registry.user_metrics import FAILED_METRICS, compute_metrics
-from fairflower.training.client_state import load_state, save_state
+from fairflower.training.client_state import OWN, load_state, save_state
 from fairflower.training.device import float64_on
 from fairflower.training.measurements import measure_received, requested, train_and_measure
 from fairflower.training.modes import flushed_denormals
@@ -40,6 +40,8 @@ def train_round(
     """
     with _restored(trainer, context, config, before=round_of(config)) as state_round:
         numbers, measured = train_and_measure(trainer, config)
+    if _keeps_model(config):
+        trainer.state[OWN] = trainer.send()
     save_state(trainer, context, config)
     metrics = {"client-id": trainer.client_id, **numbers}
     if trainer.state:
@@ -83,18 +85,28 @@ def evaluate_round(
     before = round_of(config) + 1 if "server-round" in config else math.inf
     with _restored(trainer, context, config, before):
         tested = {name: value for name, value in trainer.test().items() if not math.isnan(value)}
+        score = trainer.task.primary.name
+        if OWN in trainer.state and score in tested:  # the tested model is the client's own
+            tested.setdefault(f"personal_{score}", tested[score])
         return {"client-id": trainer.client_id, **tested}
+
+
+def _keeps_model(config: Mapping[str, Any]) -> bool:
+    """Return whether a train message asks for a model that stays with the client."""
+    return config.get("reference") == "alone"
 
 
 @contextmanager
 def _restored(
     trainer: Trainer, context: Context, config: Mapping[str, Any], before: float
 ) -> Iterator[int]:
-    """Load the client's state and its own arrays; in the block, denormal numbers count as 0.
+    """Load the client's state, its own model and arrays; in the block, denormal numbers count as 0.
 
     Yields the round in which the state was written; ``before`` is an argument of `load_state`.
     """
     state_round = load_state(trainer, context, config, before)
+    if OWN in trainer.state:
+        trainer.receive(trainer.state[OWN])
     trainer.load_local_arrays()
     with flushed_denormals():
         yield state_round
@@ -188,7 +200,8 @@ def _train_reply(
         metrics, sent = private_round(trainer, context, config, privacy, received)
     else:
         metrics, arrays = train_round(trainer, context, config)
-        sent = trainer.send()
+        keeps = _keeps_model(config)
+        sent = arrays_of(message.content.array_records["arrays"]) if keeps else trainer.send()
     reply = RecordDict({"arrays": record_of(sent)})
     reply["metrics"] = MetricRecord({"num-examples": len(trainer.data.train.y), **metrics})
     for name, named in arrays.items():

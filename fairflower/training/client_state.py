@@ -24,9 +24,12 @@ from typing import Any
 from flwr.app import ConfigRecord, Context
 
 from fairflower.arrays import arrays_of, record_of
-from fairflower.files import DamagedFile, read_arrays, write_arrays
+from fairflower.files import Arrays, DamagedFile, read_arrays, write_arrays
 from fairflower.paths import client_states
 from fairflower.training.trainer import Trainer, round_of
+
+#: Part of the state for the model that a client keeps to itself (the strategy ``alone``).
+OWN = "own-model"
 
 _PREFIX = "fairflower/"
 _STAMP = "fairflower"
@@ -54,7 +57,7 @@ def load_state(
         before = min(before, merged + 1)
     elif math.isfinite(merged):  # a strategy that is started again counts rounds from 1 again
         before = max(before, merged + 1)
-    files = {written: path for written, path in _files(folder).items() if written < before}
+    files = [written for written in _files(folder) if written < before]
     stamp = context.state.config_records.get(_STAMP, ConfigRecord())
     in_context = int(stamp["round"]) if stamp and stamp["run-id"] == _run_id(config) else -1  # type: ignore[arg-type]
     # The context may have the state of a late round, while the disk has that of a later round.
@@ -65,16 +68,24 @@ def load_state(
             if name.startswith(_PREFIX)
         }
         return in_context
+    written, trainer.state = newest_state(folder, before)
+    return written
+
+
+def newest_state(folder: Path | None, before: float) -> tuple[int, dict[str, Arrays]]:
+    """Return the newest state in a client's folder from before a round, and its round, or 0."""
+    files = {written: path for written, path in _files(folder).items() if written < before}
     for written in sorted(files, reverse=True):
         try:
             arrays, _ = read_arrays(files[written])
         except (DamagedFile, FileNotFoundError):
             continue  # the server logs a warning with the client's id
+        state: dict[str, Arrays] = {}
         for path, array in arrays.items():
             name, _, leaf = path.partition("/")
-            trainer.state.setdefault(name, {})[leaf] = array
-        return written
-    return 0
+            state.setdefault(name, {})[leaf] = array
+        return written, state
+    return 0, {}
 
 
 def save_state(trainer: Trainer, context: Context, config: Mapping[str, Any]) -> None:

@@ -109,6 +109,9 @@ KINDS |= {
 }
 KINDS["kept-by-server"] = KINDS["fedbn"] | {"client__keep": "server"}
 
+#: The references: models that clients keep, and one on the examples of all clients.
+KINDS |= {name: {"evaluate__by": "both", "strategy__name": name} for name in ("alone", "pooled")}
+
 #: FairFed with a metric of group fairness: clients send counts of training and test examples.
 KINDS["groups"] = {
     "data__name": "heart-disease",
@@ -135,7 +138,7 @@ KINDS["privacy"] = {
 #: Kinds that run with --nightly only, and those that also run on Flower's engine, which carries
 #: messages and stores states in other ways; all run on it with --nightly.
 AT_NIGHT = ("features", "silobn", "fedper", "fedrep", "lg-fedavg")
-ON_FLOWER = ("images", "kept-by-server", "secure_aggregation")
+ON_FLOWER = ("images", "kept-by-server", "secure_aggregation", "alone")
 
 # One process, and in it each engine once for all runs, because starting them takes long.
 IN_TURN = """
@@ -178,6 +181,7 @@ def test_results_are_identical_on_all_engines(tmp_path: Path, pytestconfig: pyte
             assert on_engine == same, f"{kind} on {engine}"
             runs = [read_run(tmp_path / f"{kind}-{by}") for by in (engine, "inline")]
             np.testing.assert_array_equal(*(read.personal.values for read in runs))
+            np.testing.assert_array_equal(*(read.own_models.values for read in runs))
             actual, expected = (read.group_metrics for read in runs)
             assert actual.keys() == expected.keys(), f"{kind} on {engine}"
             for metric, history in expected.items():

@@ -29,6 +29,7 @@ from fairflower.report.figures.canvas import (
     panels,
     slug,
 )
+from fairflower.report.gains import cross_tested, elsewhere
 from fairflower.report.methods import (
     BASELINES,
     Comparison,
@@ -90,6 +91,7 @@ def _sketches(comparison: Comparison) -> Iterator[FigureDraft]:
     if tested:
         yield _clients(comparison, tested, styles)
     yield _domains(comparison, styles)
+    yield from _sketches_of_own_models(comparison)
     yield from sketches_of_groups(comparison, styles)
     yield from sketches_of_products(comparison)
     yield from sketches_of_sweeps(comparison, styles)
@@ -296,26 +298,8 @@ def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> Figure
         if not np.isfinite(values).any():
             panel.set_visible(False)
             continue
-        image = panel.imshow(values, cmap="viridis_r" if less else "viridis", aspect="auto")
-        middle = (np.nanmin(values) + np.nanmax(values)) / 2
-        for r, c in np.ndindex(values.shape):
-            if np.isfinite(values[r, c]):
-                light = (values[r, c] > middle) != less
-                style = {"color": "black" if light else "white", "fontsize": 8.5}
-                panel.text(
-                    c,
-                    r,
-                    f"{values[r, c]:.{summary.digits - 1}f}",
-                    ha="center",
-                    va="center",
-                    **style,
-                )
-        panel.set_xticks(range(len(columns)), columns, rotation=30, ha="right")
-        panel.set_yticks(range(len(grid)), list(grid))
-        panel.grid(visible=False)
-        panel.tick_params(length=0)
+        _heat_map(sheet, panel, values, (list(grid), columns), summary.digits - 1, less)
         panel.set_title(f"{summary.axis}: {'lower' if less else 'higher'} is fairer")
-        sheet.colorbar(image, ax=panel)
         best = np.nanargmin(values) if less else np.nanargmax(values)
         row_of, column_of = divmod(int(best), len(columns))
         alt_parts.append(f"best {summary.title}: {list(grid)[row_of]} with {columns[column_of]}")
@@ -327,6 +311,48 @@ def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> Figure
         f"{comparison.gaps * _BLANK}",
         f"Spread and worst domain for every client and strategy; {'; '.join(alt_parts)}.",
     )
+
+
+def _heat_map(
+    sheet: Figure,
+    panel: Axes,
+    values: Vector,
+    names: tuple[Sequence[str], Sequence[str]],
+    digits: int,
+    less: bool,
+) -> None:
+    """Draw a heat map of values [R, C], with ``names`` of rows and columns; bright is better."""
+    image = panel.imshow(values, cmap="viridis_r" if less else "viridis", aspect="auto")
+    middle = (np.nanmin(values) + np.nanmax(values)) / 2
+    for r, c in np.ndindex(values.shape):
+        if np.isfinite(values[r, c]):
+            light = (values[r, c] > middle) != less
+            style: dict[str, Any] = {"color": "black" if light else "white", "fontsize": 8.5}
+            panel.text(c, r, f"{values[r, c]:.{digits}f}", ha="center", va="center", **style)
+    panel.set_xticks(range(len(names[1])), names[1], rotation=30, ha="right")
+    panel.set_yticks(range(len(names[0])), names[0])
+    panel.grid(visible=False)
+    panel.tick_params(length=0)
+    sheet.colorbar(image, ax=panel)
+
+
+def _sketches_of_own_models(comparison: Comparison) -> Iterator[FigureDraft]:
+    """Yield a heat map of models that were trained alone: trained at a domain, tested on each."""
+    score, names = comparison.score, list(comparison.domains)
+    for number, method in enumerate(cross_tested(comparison), start=1):
+        values = score.shown(np.mean([elsewhere(run) for run in method.runs], axis=0))
+        sheet, axes = panels(1, 1, canvas.HALF, 0.42 * len(names) + 1.9)
+        _heat_map(sheet, axes[0, 0], values, (names, names), score.digits - 1, score.better < 0)
+        axes[0, 0].set_ylabel("trained at")
+        axes[0, 0].set_xlabel("tested on")
+        yield FigureDraft(
+            f"{method.strategy}{f'-{number}' if number > 1 else ''}",
+            sheet,
+            f"Models trained alone, on every domain: {method.name}",
+            f"{capitalized(score.stated.replace('in %', 'in percent'))}, last round, mean over the "
+            f"domain's clients and over {comparison.replicates}.",
+            f"{comparison.heading} of models trained at one domain and tested on each.",
+        )
 
 
 def sketches_of_sweeps(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft]:

@@ -1,0 +1,212 @@
+"""The gain of taking part: methods against training alone, and against pooled data.
+
+A gain is a method's score minus that of a reference, with the sign that makes positive gains
+better. Gains of domains are judged in a family of their own, over all methods and domains. Of the
+clients' gains only the average is judged: the smallest of many gains contains chance.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from fairflower.numerics import Vector
+from fairflower.numerics.metrics import MIN
+from fairflower.numerics.scores import ACCURACY
+from fairflower.report.cells import Cell, Group, Row, Table, capitalized, format_number, format_std
+from fairflower.report.contrasts import (
+    ContrastGroup,
+    Measure,
+    Metric,
+    Pairs,
+    Verdict,
+    judge_family,
+    paired_differences,
+    verdict_on,
+    with_few_summed_up,
+)
+from fairflower.report.methods import Comparison, Method
+from fairflower.report.reading import Run
+from fairflower.report.tables import difference_table
+from fairflower.statistics import MeanStd
+
+#: Reference -> what methods are compared with, in sentences.
+WORDS = {"alone": "training alone", "pooled": "pooled data"}
+
+#: Title of the verdicts.
+QUESTION = "Is everyone better off than alone?"
+
+BY_DOMAIN, OVER_CLIENTS = "by domain", "over clients"
+
+
+def gains(comparison: Comparison) -> list[ContrastGroup]:
+    """Return each method's gains; a reference and by what they are is a family."""
+    groups = []
+    for name, paired in (("alone", _by_domain), ("alone", _over_clients), ("pooled", _by_domain)):
+        families: dict[str, dict[str, Pairs]] = {}
+        for method, other in _compared(comparison, name):
+            personal = all(run.personal.rounds.size for run in (*method.runs, *other.runs))
+            if pairs := paired(comparison, method, other, personal):
+                families.setdefault(other.name, {})[method.name] = pairs
+        groups += [ContrastGroup(name, o, judge_family(found)) for o, found in families.items()]
+    return groups
+
+
+def gain_tables(comparison: Comparison, groups: Sequence[ContrastGroup]) -> Iterator[Table]:
+    """Yield tables of gains by domain and over clients, and where models trained alone serve."""
+    for group in groups:
+        measure = _measure(group)
+        rows = {name: [contrast] for name, contrast in group.contrasts.items()}
+        title = f"Difference from {WORDS[group.heading]}, {measure.name}, {comparison.span()}"
+        table = difference_table(title, measure, [""], [("", rows)])
+        added = _on_clients(comparison) if measure.name == OVER_CLIENTS else ""
+        yield replace(table, caption=f"Positive: the method is better. {table.caption}{added}")
+    yield from map(partial(_elsewhere_table, comparison), cross_tested(comparison))
+
+
+def gain_verdicts(groups: Sequence[ContrastGroup]) -> dict[str, Sequence[Verdict]]:
+    """Return a sentence on each method: which domains are better off, and which are worse."""
+    found = [
+        verdict_on(name, {WORDS["alone"]: contrast})
+        for group in groups
+        if (group.heading, _measure(group).name) == ("alone", BY_DOMAIN)
+        for name, contrast in group.contrasts.items()
+    ]
+    return {QUESTION: with_few_summed_up(found)} if found else {}
+
+
+def _measure(group: ContrastGroup) -> Measure:
+    return next(iter(group.contrasts.values())).measure
+
+
+def _compared(comparison: Comparison, name: str) -> Iterator[tuple[Method, Method]]:
+    """Yield each method with the comparable reference, whatever its local training."""
+    others = [method for method in comparison.methods if method.reference == name]
+    for method in comparison.methods:
+        other = next((other for other in others if method.comparable_with(other)), None)
+        if other and method.reference not in ("alone", name):
+            yield method, other
+
+
+def _by_domain(
+    comparison: Comparison, method: Method, other: Method, personal: bool
+) -> Pairs | None:
+    """Return the gains in each domain, of the clients' personal models if both were tested."""
+    score = comparison.score
+
+    def value(run: Run, d: int) -> float:
+        return score.better * float((run.personal if personal else run).final()[d])
+
+    metrics = [
+        Metric(
+            *(domain, 1, score.unit, score.low, score.high),
+            margin=MIN.margin * (score.margin or 1.0),
+            digits=score.digits,
+            of=partial(value, d=d),
+            gradient=(lambda of, d=d: np.eye(len(of))[d]) if score == ACCURACY else None,  # type: ignore[misc]
+            scale=None if score.margin else partial(value, d=d),
+        )
+        for d, domain in enumerate(comparison.domains)
+    ]
+    words = "better off", "worse off"
+    return paired_differences(method, other, Measure(BY_DOMAIN, metrics, comparison.methods, words))
+
+
+# --- clients --------------------------------------------------------------------------
+
+
+def client_gains(run: Run, alone: Run, personal: bool = False) -> Vector:
+    """Return each client's gain [K] in the score's unit; NaN if its own model was not tested.
+
+    Both scores are on the client's own test examples if all clients tested both models; otherwise,
+    on all those of its domain.
+    """
+    if personal:
+        scores = run.personal_by_client.final(), alone.personal_by_client.final()
+    elif run.all_clients_tested and alone.all_clients_tested:
+        scores = run.by_client.final(), alone.by_client.final()
+    else:
+        places = [run.domains.index(client.domain) for client in run.clients]
+        scores = run.final()[places], alone.own_models.final()
+    gain = run.primary.better * run.primary.shown(scores[0] - scores[1])
+    return np.where(np.isclose(*scores, rtol=1e-6), 0.0, gain)  # summaries round
+
+
+def _over_clients(
+    comparison: Comparison, method: Method, other: Method, personal: bool
+) -> Pairs | None:
+    """Return the clients' average and smallest gain, and the number of clients that lose."""
+    theirs = {run.replicate: run for run in other.runs}
+    pairs = [(run, theirs[run.replicate]) for run in method.runs if run.replicate in theirs]
+    found = [gain[np.isfinite(gain)] for gain in (client_gains(*p, personal) for p in pairs)]
+    found = [gain for gain in found if gain.size]
+    score, unused = comparison.score, partial(float, math.nan)
+    unit = score.unit, -math.inf, math.inf
+    metrics = [
+        Metric("average gain", 1, *unit, digits=score.digits, of=unused),
+        Metric("smallest gain", 0, *unit, digits=score.digits, of=unused),
+        Metric("clients that lose", 0, "", high=math.inf, digits=1, of=unused),
+    ]
+    values = zip(*((g.mean(), g.min(), float((g < 0).sum())) for g in found), strict=True)
+    measure = Measure(OVER_CLIENTS, metrics, comparison.methods)
+    columns = tuple(tuple(map(float, column)) for column in values)
+    return Pairs(measure, method, columns, (0.0,) * 3, (math.nan,) * 3) if found else None
+
+
+def _on_clients(comparison: Comparison) -> str:
+    """Say how many clients there are, and how much the fewest test examples say of a gain."""
+    run = next(method for method in comparison.methods if method.reference == "alone").runs[0]
+    text = f" Of {len(run.clients)} clients. The smallest gain and the clients that lose (gain "
+    text += "below 0) also count chance"
+    beside = Counter() if run.own_models.rounds.size else Counter(c.domain for c in run.clients)
+    sizes = [n // max(1, beside[d]) for d, n in zip(run.domains, run.sizes, strict=False)]
+    if not sizes or not all(sizes):
+        return f"{text}."
+    d = int(np.argmin(sizes))
+    text += f": a client of {run.domains[d]} has only {sizes[d]} test examples"
+    if not comparison.classes:
+        return f"{text}."
+    error = 100 * math.sqrt(0.5 / sizes[d])  # of the difference of two accuracies of one half
+    return f"{text}, which alone give a gain a standard error of up to {error:.1f} points."
+
+
+# --- models on other domains ----------------------------------------------------------
+
+
+def cross_tested(comparison: Comparison) -> list[Method]:
+    """Return the methods whose clients' own models were tested on several domains."""
+    several = len(comparison.domains) > 1
+    return comparison.having(lambda run: several and run.cross_tests.size)
+
+
+def elsewhere(run: Run) -> Vector:
+    """Return scores [D, D]: means over the clients of a domain (row) on each domain (column)."""
+    where = [[client.domain == domain for client in run.clients] for domain in run.domains]
+    return np.array([np.nanmean(run.cross_tests[there], axis=0) for there in where])
+
+
+def _elsewhere_table(comparison: Comparison, method: Method) -> Table:
+    """Return the table of models trained alone by domain, tested on each domain."""
+    score, rows = comparison.score, []
+    values = score.shown(np.array([elsewhere(run) for run in method.runs]))
+    for d, domain in enumerate(comparison.domains):
+        found = [MeanStd.of(column) for column in values[:, d].T.tolist()]
+        cells = [
+            Cell(format_number(e.mean, score.digits), format_std(e.std, e.n, score.digits))
+            for e in found
+        ]
+        cells[d] = replace(cells[d], tone="best")
+        rows.append(Row(domain, "", cells))
+    return Table(
+        f"Trained at, tested on: {method.name}, last round ({method.runs[0].last_round})",
+        f"{capitalized(score.stated)}, of the models that clients trained alone: mean over the "
+        f"clients of the domain in the row, on all {comparison.examples} examples of the domain in "
+        "the column. Bold: trained at this domain. ±: standard deviation over "
+        f"{comparison.replicates} (ddof 1).",
+        list(comparison.domains),
+        [Group("", rows)],
+        heading="trained at",
+    )

@@ -1,0 +1,79 @@
+"""The server's tests of the models that clients keep, for the reference strategy ``alone``."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from fairflower.errors import ConfigError
+from fairflower.files import Arrays
+from fairflower.numerics import group_fairness as fairness
+from fairflower.paths import client_states
+from fairflower.server.evaluation import Tested
+from fairflower.server.folder import RunFolder
+from fairflower.server.history import OWN_LEVELS
+from fairflower.server.setup import RunSetup
+from fairflower.training.client_state import OWN, newest_state
+
+#: Largest number of clients of a domain whose models the server tests, so that a test takes at most
+#: this many times as long as that of a global model.
+MOST_CLIENTS = 20
+
+
+class OwnModels:
+    """Tests each client's own model, which the clients of a simulation keep on this machine."""
+
+    def __init__(self, setup: RunSetup, folder: RunFolder) -> None:
+        self.setup, self.folder = setup, folder
+
+    def test(self, server_round: int, split: str, initial: Arrays) -> Tested:
+        """Test models on their clients' domains; return the means over the clients of a domain.
+
+        A held-out domain has the mean over all clients, and no group fairness. ``initial`` is the
+        model of clients that have not trained yet.
+        """
+        found: dict[str, list[Mapping[str, float]]] = {d: [] for d in self.setup.federation.domains}
+        failed: dict[str, dict[str, str]] = {}
+        counts: dict[int, fairness.Counts] = {}
+        for client, own, model in self._models(initial):
+            tested = self.setup.evaluator(model, split, [own])
+            self._write(server_round, split, client, own, tested)
+            for domain, values in tested.scores.items():
+                found.setdefault(domain, []).append(values)
+                failed.setdefault(domain, {}).update(tested.failed.get(domain, {}))
+            counts |= {k: of for k, of in tested.counts.items() if k == client}
+        return Tested({domain: _means(values) for domain, values in found.items()}, failed, counts)
+
+    def test_elsewhere(self, server_round: int, initial: Arrays) -> None:
+        """Test each model on the test examples of the other domains, and write the scores."""
+        for client, own, model in self._models(initial):
+            if others := [domain for domain in self.setup.federation.domains if domain != own]:
+                tested = self.setup.evaluator(model, "test", others)
+                for domain in others:
+                    self._write(server_round, "test", client, domain, tested)
+
+    def _write(
+        self, server_round: int, split: str, client: int, domain: str, tested: Tested
+    ) -> None:
+        name = self.setup.federation.learns.primary.name
+        values = {n: value for n, value in tested.scores[domain].items() if n == name}
+        self.folder.append_metrics(server_round, OWN_LEVELS[split], f"{client}/{domain}", values)
+
+    def _models(self, initial: Arrays) -> Iterator[tuple[int, str, Arrays]]:
+        """Yield tested clients, each with its domain and its model of the last merged round."""
+        states, federation = client_states() / self.folder.run_id, self.setup.federation
+        tested = (federation.clients_of(domain)[:MOST_CLIENTS] for domain in federation.domains)
+        for client in (client for clients in tested for client in clients):
+            last = self.setup.strategy.merged_rounds.get(client, 0)
+            _, state = newest_state(states / str(client), before=last + 1)
+            if last and OWN not in state:
+                raise ConfigError(
+                    f"The model that client {client} keeps (strategy.name = 'alone') is not in "
+                    f"{states}. Repeat the run on one machine, or set evaluate.by = 'clients'."
+                )
+            yield client, federation.clients[client].domain, state.get(OWN, initial)
+
+
+def _means(found: list[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric that all models have."""
+    common = [name for name in found[0] if all(name in values for values in found)]
+    return {name: float(np.mean([values[name] for values in found])) for name in common}

@@ -1,0 +1,170 @@
+"""Gains of taking part: against numbers computed by hand from synthetic runs."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from run_folders import make_run, printed_tables, tables_of
+from scipy import stats
+
+from fairflower.report import analyze, read_run, read_summary, write_summary
+from fairflower.report.frames import differences_frame
+from fairflower.report.gains import QUESTION, client_gains, elsewhere
+from fairflower.report.pages import write_report
+from fairflower.server.history import WINDOW
+
+RNG = np.random.default_rng(3)
+SEEDS, ROUNDS = 6, 7
+SIZES = [50, 400]
+DOMAINS = ["a", "b"]  # with clients 0 and 1, and 2 and 3
+
+#: Method -> accuracies [seeds, rounds, domains].
+SHIFTS = {"fedavg": [0.10, -0.10], "uniform": [0.05, 0.05], "pooled": [0.12, 0.11]}
+VALUES = {
+    name: np.round(0.6 + np.array(shift) + RNG.normal(0, 0.01, (SEEDS, ROUNDS, 2)), 4)
+    for name, shift in SHIFTS.items()
+}
+#: Accuracies [seeds, rounds, clients, domains] of the models that were trained alone.
+OWN = np.round(0.6 + RNG.normal(0, 0.01, (SEEDS, ROUNDS, 4, 2)), 4)
+OWN[:, :, 3, 1] -= 0.15  # client 3 gains under every method
+
+
+def alone_run(folder, seed, by_clients=False):
+    """A run whose domains have the means over their clients' own models."""
+    diagonal = np.stack([OWN[seed, :, k, k // 2] for k in range(4)], axis=1)
+    means = diagonal.reshape(ROUNDS, 2, 2).mean(2)
+    accuracies = [dict(zip(DOMAINS, row.tolist(), strict=True)) for row in means]
+    clients = {r: row.tolist() for r, row in enumerate(diagonal)} if by_clients else None
+    make_run(folder, accuracies, label="alone", seed=seed, clients=clients, test_sizes=SIZES)
+    if not by_clients:
+        lines = [
+            f"{r},own,{k}/{DOMAINS[d]},accuracy,{OWN[seed, r, k, d]:.4f}\n"
+            for r, k, d in itertools.product(range(1, ROUNDS), range(4), range(2))
+            if d == k // 2 or r == ROUNDS - 1
+        ]
+        with (folder / "history.csv").open("a") as file:
+            file.writelines(lines)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    place = tmp_path_factory.mktemp("gains")
+    made = [alone_run(place / f"alone-{seed}", seed) for seed in range(SEEDS)]
+    for (name, values), seed in itertools.product(VALUES.items(), range(SEEDS)):
+        rows = [dict(zip(DOMAINS, row, strict=True)) for row in values[seed].tolist()]
+        made.append(
+            make_run(place / f"{name}-{seed}", rows, label=name, seed=seed, test_sizes=SIZES)
+        )
+    return made
+
+
+@pytest.fixture(scope="module")
+def analysis(folders):
+    return analyze([read_run(folder) for folder in folders])
+
+
+def by_hand(name):
+    """Gains [seeds, clients] in points: means over the last rounds, on the client's domain."""
+    method = VALUES[name][:, -WINDOW:].mean(1)
+    own = OWN[:, -WINDOW:].mean(1)
+    return 100 * np.stack([method[:, k // 2] - own[:, k, k // 2] for k in range(4)], axis=1)
+
+
+def test_gains_of_domains_are_paired_differences_from_alone(analysis):
+    alone, _, pooled = analysis.chapters[0].gains
+    assert (alone.heading, pooled.heading) == ("alone", "pooled")
+    assert list(alone.contrasts) == ["fedavg", "uniform", "pooled"]
+    assert list(pooled.contrasts) == ["fedavg", "uniform"]
+    for name, contrast in alone.contrasts.items():
+        gains = by_hand(name).reshape(SEEDS, 2, 2).mean(2)
+        for d, one in enumerate(contrast.by_metric):
+            assert one.difference.mean == pytest.approx(gains[:, d].mean())
+            assert one.difference.std == pytest.approx(gains[:, d].std(ddof=1))
+            assert one.difference.level == 0.05 / 6  # of three methods and two domains
+    short = pooled.contrasts["fedavg"]["b"].difference.mean
+    expected = 100 * (VALUES["fedavg"] - VALUES["pooled"])[:, -WINDOW:, 1].mean()
+    assert short == pytest.approx(expected)
+
+
+def test_gains_over_clients_are_those_by_hand(analysis, folders):
+    over_clients = analysis.chapters[0].gains[1].contrasts
+    for name in VALUES:
+        gains = by_hand(name)
+        average, smallest, losing = (one.difference for one in over_clients[name].by_metric)
+        for found, expected in (
+            (average, gains.mean(1)),
+            (smallest, gains.min(1)),
+            (losing, (gains < 0).sum(1)),
+        ):
+            assert found.mean == pytest.approx(expected.mean())
+            assert found.std == pytest.approx(expected.std(ddof=1))
+            width = stats.t.ppf(0.975, SEEDS - 1) * stats.sem(expected)
+            assert np.isnan(found.low) or found.high - found.low >= 2 * width
+    # The standard error of an accuracy p is at most sqrt(p (1 - p) / 50), at p = 0.5, and that
+    # of the difference of two sqrt(2) times as much: 10 points.
+    printed = printed_tables(*folders)
+    assert "a client of a has only 50 test examples, which alone give a gain a" in printed
+    assert "standard error of up to 10.0 points" in printed
+    table = tables_of(*folders).table("Difference from training alone, over clients")
+    lost = {row.split()[0]: cells["clients that lose"][:3] for row, cells in table.items()}
+    assert lost == {"fedavg": "1.0", "uniform": "0.0", "pooled": "0.0"}
+
+
+def test_verdicts_say_who_is_better_off_than_alone(analysis):
+    fedavg, uniform, _ = map(str, analysis.chapters[0].verdicts[QUESTION])
+    assert fedavg.endswith("mixed (a better; b worse) compared with training alone.")
+    assert uniform.endswith("better off (a, b) than training alone.")
+    frame = differences_frame(analysis).query("against == 'alone' and measure == 'by domain'")
+    verdicts = {name: rows["verdict"].tolist() for name, rows in frame.groupby("method")}
+    assert verdicts["fedavg"] == ["better", "worse"]
+    assert verdicts["uniform"] == verdicts["pooled"] == ["better", "better"]
+
+
+def test_references_are_neither_judged_nor_bold_nor_in_the_families_of_others(analysis, folders):
+    chapter = analysis.chapters[0]
+    methods = [m.name for m in chapter.comparison.methods]
+    assert methods == ["fedavg", "uniform", "alone", "pooled"]
+    assert [verdict.name for verdict in chapter.verdicts[""]] == ["fedavg", "uniform"]
+    without = [folder for folder in folders if folder.name.startswith(("fedavg", "uniform"))]
+    alone = analyze([read_run(folder) for folder in without])
+    assert chapter.verdicts[""] == alone.chapters[0].verdicts[""]
+    for group in chapter.tables[0].groups:
+        tones = {row.name: {cell.tone for cell in row.cells} for row in group.rows}
+        assert tones["alone"] == tones["pooled"] == {""}
+        assert tones["uniform"] | tones["fedavg"] == {"", "best"}
+
+
+def test_a_table_shows_where_models_trained_alone_serve(folders):
+    table = tables_of(*folders).table("Trained at, tested on: alone, last round (6)")
+    assert list(table) == DOMAINS
+    for d, e in itertools.product(range(2), range(2)):
+        values = 100 * OWN[:, -1, 2 * d : 2 * d + 2, e].mean(1)
+        cell = f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
+        assert table[DOMAINS[d]][DOMAINS[e]] == cell
+
+
+def test_a_summary_and_a_page_have_the_same_gains(analysis, folders, tmp_path):
+    write_summary(analysis.runs, tmp_path / "x.csv")
+    again = analyze(read_summary(tmp_path / "x.csv")).chapters[0]
+    assert again.verdicts == analysis.chapters[0].verdicts
+    page = write_report(analysis, tmp_path / "page")
+    assert 'data-name="alone"' in page.read_text()
+    assert (tmp_path / "page" / "figures" / "alone.png").exists()
+
+
+def test_gains_are_of_the_clients_own_examples_if_all_clients_tested(tmp_path):
+    alone = read_run(alone_run(tmp_path / "alone", 0, by_clients=True))
+    tests = {r: (0.7 + 0.01 * np.arange(4)).tolist() for r in range(ROUNDS)}
+    rows = [dict(zip(DOMAINS, row, strict=True)) for row in VALUES["fedavg"][0].tolist()]
+    folder = make_run(tmp_path / "fedavg", rows, label="fedavg", clients=tests)
+    own = OWN[0, -WINDOW:].mean(0)
+    expected = [100 * (0.7 + 0.01 * k - own[k, k // 2]) for k in range(4)]
+    np.testing.assert_allclose(client_gains(read_run(folder), alone), expected)
+
+
+def test_elsewhere_averages_the_clients_of_a_domain(tmp_path):
+    run = read_run(alone_run(tmp_path / "alone", 2))
+    np.testing.assert_allclose(elsewhere(run), OWN[2, -1].reshape(2, 2, 2).mean(1))

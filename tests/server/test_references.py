@@ -1,0 +1,275 @@
+"""The references `alone` and `pooled`: against loops written out, and what leaves a client."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import resuming
+import tiny_data_sets
+import torch
+from apps import app_with_handlers
+from resuming import outcome, resume, stopped
+from rich.console import Console
+from runs import config, history, run
+from safetensors.numpy import load_file
+from torch.nn import functional as F
+
+from fairflower.client_app import app as client_app
+from fairflower.config import ClientConfig, DataConfig, ModelConfig
+from fairflower.data import prepare
+from fairflower.engines.inline import InlineGrid
+from fairflower.errors import ConfigError
+from fairflower.paths import client_states
+from fairflower.report import read_run
+from fairflower.seeds import derive_seed
+from fairflower.server import session
+from fairflower.server.own_models import MOST_CLIENTS
+from fairflower.server.session import Session
+from fairflower.training.build import build_model
+
+HEART = {
+    "data.name": "heart-disease",
+    "data.clients-per-domain": 1,
+    "data.examples-per-client": 0,
+    "data.test-examples": 0,
+    "train.local-epochs": 2,
+    "train.lr-schedule": "linear",
+}
+ROUNDS = 2
+
+
+def heart(**changes):
+    return prepare(DataConfig(name="heart-disease", **{"clients_per_domain": 1, **changes}))
+
+
+def first_model(federation):
+    return build_model(ModelConfig("mlp"), ClientConfig(), federation, 0)
+
+
+def scaled(federation, x):
+    return (torch.tensor(x) - torch.tensor(federation.mean)) / torch.tensor(federation.std)
+
+
+def trained(model, federation, split, client, rounds):
+    """A plain PyTorch loop with torch's SGD, a new one in every round."""
+    x, y = scaled(federation, split.x), torch.tensor(split.y)
+    model = copy.deepcopy(model).train()
+    for r in rounds:
+        draws = torch.Generator().manual_seed(derive_seed(0, client, r, "batches"))
+        optimizer = torch.optim.SGD(
+            model.parameters(),
+            0.05 * (1 - (r - 1) / ROUNDS),
+            momentum=0.9,
+            weight_decay=1e-5,
+            fused=True,
+        )
+        for _ in range(2):
+            order = torch.randperm(len(y), generator=draws)
+            for rows in order.split(64):
+                assert len(rows) > 1  # else it would belong to the batch before
+                optimizer.zero_grad()
+                F.cross_entropy(model(x[rows]), y[rows]).backward()
+                optimizer.step()
+    return model
+
+
+def same_bits(arrays, model):
+    expected = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    assert arrays.keys() == expected.keys()
+    return all(arrays[name].tobytes() == expected[name].tobytes() for name in expected)
+
+
+def kept_models(folder):
+    """The model that each client keeps, of its last round."""
+    states = client_states() / read_run(folder).info["run_id"]
+    newest = {int(place.name): max(place.iterdir()) for place in states.iterdir()}
+    return {
+        client: {name.partition("/")[2]: array for name, array in load_file(path).items()}
+        for client, path in newest.items()
+    }
+
+
+def test_alone_trains_each_client_as_a_plain_loop_to_the_bit(tmp_path, monkeypatch):
+    monkeypatch.setattr(session.shutil, "rmtree", lambda *_, **__: None)  # keep clients' states
+    folder = run(config(tmp_path, **HEART, **{"strategy.name": "alone"}))
+    federation, kept = heart(), kept_models(folder)
+    start = first_model(federation)
+    rows = [r for r in history(folder) if r["level"] == "own" and r["round"] == str(ROUNDS)]
+    found = {r["name"]: float(r["value"]) for r in rows if r["metric"] == "accuracy"}
+    assert len(kept) == 4
+    for k, client in enumerate(federation.clients):
+        model = trained(start, federation, federation.train(k), k, [1, 2])
+        assert same_bits(kept[k], model)
+        for domain in federation.domains:
+            x, y = federation.test(domain)
+            with torch.inference_mode():
+                hits = model.eval()(scaled(federation, x)).argmax(1).numpy() == y
+            assert found[f"{k}/{domain}"] == pytest.approx(hits.mean(), abs=1e-12)
+        own = read_run(folder).values[-1][federation.domains.index(client.domain)]
+        assert own == found[f"{k}/{client.domain}"]
+    assert same_bits(load_file(folder / "model.safetensors"), start)  # nothing was merged
+
+
+def test_pooled_trains_one_model_as_a_plain_loop_on_all_examples(tmp_path):
+    changes = {"fraction-train": 0.5, "bound.max-client-weight": 0.6, "min-clients": 2}
+    changes |= {"participation.availability": "markov:leave=0.5:back=0.5"}
+    folder = run(config(tmp_path, **HEART, **changes, **{"strategy.name": "pooled"}))
+    federation = heart()
+    splits = [federation.train(k) for k in range(4)]
+    whole = federation.train_of_all()
+    for axis in (0, 1):
+        joined = np.concatenate([split[axis] for split in splits])
+        np.testing.assert_array_equal(whole[axis], joined)
+    model = trained(first_model(federation), federation, whole, 0, [1, 2])
+    merged = load_file(folder / "model.safetensors")
+    for name, tensor in model.state_dict().items():  # merging adds an update, which rounds
+        np.testing.assert_allclose(merged[name], tensor.numpy(), rtol=0, atol=1e-7)
+
+
+def test_with_a_single_client_both_references_are_a_federation_of_this_client(tmp_path):
+    only = HEART | {"data.domains": "hungary"}
+    folders = {
+        name: run(config(tmp_path, **only, **{"strategy.name": name}), nodes=1)
+        for name in ("uniform", "alone", "pooled")
+    }
+    uniform, pooled = (
+        (folders[name] / "model.safetensors").read_bytes() for name in ("uniform", "pooled")
+    )
+    assert uniform == pooled
+    values = [read_run(folder).values.tolist() for folder in folders.values()]
+    assert values[0] == values[1] == values[2]
+
+
+def test_alone_trains_in_the_rounds_in_which_others_would_ask_a_client(tmp_path):
+    some = {"fraction-train": 0.5, "num-server-rounds": 3, "model.name": "mlp"}
+    ran = {
+        name: read_run(run(config(tmp_path, **some, **{"strategy.name": name})))
+        for name in ("uniform", "alone", "pooled")
+    }
+    asked = {name: [r["client_ids"] for r in of.diagnostics] for name, of in ran.items()}
+    assert asked["alone"] == asked["uniform"]
+    assert asked["pooled"] == [[0]] * 3
+
+
+@pytest.mark.parametrize("name", ["alone", "pooled"])
+def test_a_reference_that_was_stopped_ends_in_the_same_bits(tmp_path, name):
+    own = {"strategy.name": name, "evaluate.by": "both"}
+    whole = resuming.session(resuming.config(tmp_path / "whole", **own)).run()
+    folder = stopped(resuming.config(tmp_path / "stopped", **own), server_round=3)
+    assert outcome(resume(folder)) == outcome(whole)
+
+
+def test_no_trained_model_leaves_a_client_that_trains_alone(tmp_path):
+    sent = []
+
+    def train(message, context):
+        reply = client_app(message, context)
+        sent.append((message.content["arrays"], reply.content))
+        return reply
+
+    run(config(tmp_path, **{"strategy.name": "alone"}), app_with_handlers(train=train))
+    assert len(sent) == 8
+    for received, content in sent:
+        assert set(content) == {"arrays", "metrics"}
+        got = {name: array.numpy() for name, array in content["arrays"].items()}
+        for name, array in received.items():
+            np.testing.assert_array_equal(got[name], array.numpy())
+
+
+def of_numbers(folder):
+    """Settings of a regression with two domains, whose primary score is lower for better models."""
+    y = np.linspace(-1, 1, 40)
+    x = np.broadcast_to(np.arange(40, dtype=np.uint8)[:, None, None] * 5, (40, 8, 8))
+    for shift, domain in enumerate("ab"):
+        split = {"x_train": x, "y_train": y + shift, "x_test": x, "y_test": y + shift}
+        np.savez(folder / f"{domain}.npz", **split)
+    own = {"data.name": "npz", "data.dir": str(folder), "data.task": "regression"}
+    return own | {"data.examples-per-client": 0, "data.test-examples": 0, "model.name": "mlp"}
+
+
+@pytest.mark.parametrize("by", ["clients", "both"])
+def test_clients_test_their_own_models_and_domains_have_the_mean_over_clients(tmp_path, by):
+    changes = of_numbers(tmp_path) | {"data.clients-per-domain": 2, "evaluate.by": by}
+    folder = run(config(tmp_path, **changes, **{"strategy.name": "alone"}), nodes=4)
+    read = read_run(folder)
+    assert read.primary.name == "rmse"
+    np.testing.assert_array_equal(read.personal_by_client.values, read.by_client.values)
+    scores = read.by_client if by == "clients" else read.own_models
+    means = scores.final().reshape(2, 2).mean(1)  # two clients a domain with as many tests
+    np.testing.assert_allclose(read.final(), means, rtol=1e-9)
+
+
+def test_the_server_tests_at_most_some_clients_of_a_domain(tmp_path):
+    many = {"data.domains": "plain", "data.clients-per-domain": MOST_CLIENTS + 2}
+    changes = {"strategy.name": "alone", "num-server-rounds": 1, "data.examples-per-client": 2}
+    folder = run(config(tmp_path, **many, **changes), nodes=MOST_CLIENTS + 2)
+    read = read_run(folder)
+    tested = np.isfinite(read.own_models.values[-1])
+    assert tested.tolist() == [True] * MOST_CLIENTS + [False] * 2
+    assert read.values[-1][0] == pytest.approx(read.own_models.values[-1][tested].mean())
+
+
+def test_a_held_out_domain_has_the_mean_over_all_models(tmp_path):
+    folder = run(
+        config(tmp_path, **HEART, **{"strategy.name": "alone", "data.held-out": "hungary"}), nodes=3
+    )
+    rows = [r for r in history(folder) if r["level"] == "held-out" and r["metric"] == "accuracy"]
+    federation = heart(held_out="hungary")
+    x, y = federation.test("hungary")
+    start, hits = first_model(federation), []
+    for k in range(3):
+        model = trained(start, federation, federation.train(k), k, [1, 2])
+        with torch.inference_mode():
+            hits.append((model.eval()(scaled(federation, x)).argmax(1).numpy() == y).mean())
+    assert float(rows[-1]["value"]) == pytest.approx(np.mean(hits))
+
+
+# --- sites, and what is refused -------------------------------------------------------------
+
+
+def at_sites(tmp_path, name):
+    """A run of two sites, each of which has its own folder."""
+    folders = tiny_data_sets.digits_folders(tmp_path, ("plain", "printed"), most=30)
+    grid = InlineGrid(client_app, 2)
+    for context, (domain, folder) in zip(grid.contexts.values(), folders.items(), strict=True):
+        context.node_config = {"domain": domain, "data-dir": str(folder)}
+    changes = {"data.examples-per-client": 0, "data.test-examples": 0, "data.name": "npz"}
+    changes |= {"strategy.name": name, "evaluate.by": "clients"}
+    return read_run(Session(grid, config(tmp_path, **changes), Console(quiet=True)).run())
+
+
+def test_sites_train_alone_and_send_only_scores_of_their_models(tmp_path):
+    read = at_sites(tmp_path, "alone")
+    assert read.status == "completed"
+    assert np.isfinite(read.values[-1]).all()
+    assert not read.own_models.rounds.size
+
+
+def test_sites_keep_their_data_so_pooled_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"the sites of this run keep theirs\. Choose 'alone'"):
+        at_sites(tmp_path, "pooled")
+
+
+@pytest.mark.parametrize("name", ["alone", "pooled"])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"client.name": "scaffold"}, "'scaffold' exchanges 'control'.*Set client.name = 'sgd'"),
+        ({"client.name": "fedbn"}, "'fedbn' keeps normalization.*Set client.name = 'sgd'"),
+        ({"privacy.noise-multiplier": 1.0}, "privacy.noise-multiplier above 0: .*no proof covers"),
+        ({"secure-aggregation": True}, "secure-aggregation = true: strategy.name = "),
+    ],
+)
+def test_a_reference_that_would_have_to_share_something_is_refused(
+    tmp_path, name, changes, message
+):
+    with pytest.raises(ConfigError, match=message):
+        config(tmp_path, **{"strategy.name": name}, **changes)
+
+
+def test_the_server_cannot_test_models_on_other_machines(tmp_path):
+    elsewhere = {"strategy.name": "alone", "ray-address": "10.0.0.1:6379", "engine": "ray"}
+    with pytest.raises(ConfigError, match=r"evaluate\.by = 'server': .*on other machines"):
+        run(config(tmp_path, **elsewhere))
