@@ -12,8 +12,7 @@ from fairflower.data import Federation
 from fairflower.errors import RunFolderError
 from fairflower.files import Arrays, DamagedFile, read_arrays
 
-#: Name of the file in a run folder.
-EXAMPLES = "examples.safetensors"
+EXAMPLES = "examples.safetensors"  # file in a run folder
 
 #: Most pixels of an image's side, points of a domain, numbers of a point, and domains.
 SIDE, POINTS, NUMBERS, DOMAINS = 256, 300, 4, 16

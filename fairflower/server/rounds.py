@@ -146,6 +146,7 @@ class RoundLoop:
         """Warn if the final model has diverged, and store examples of its tests for reports."""
         _warn_if_diverged(self.folder, self.setup, server_round)
         task, evaluate = self.federation.learns, self.config.evaluate
+        (self.folder.path / EXAMPLES).unlink(missing_ok=True)  # of an earlier last model
         there = evaluate.keep_examples and evaluate.test and evaluate.by != "clients"
         if not (task.draws and there) or self.config.privacy.on:
             return

@@ -140,6 +140,8 @@ def test_a_resumed_run_stores_the_examples_of_its_last_model(tmp_path: Path) -> 
     assert facts["round"] == 3
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, expected[name])
+    resume(cut, nodes=2, **{"num-server-rounds": 4, "evaluate.keep-examples": False})
+    assert not (cut / EXAMPLES).exists()
 
 
 def test_large_images_are_thinned_and_bounded() -> None:
