@@ -37,16 +37,18 @@ def config(folder: Path, **changes: Any) -> RunConfig:
     return RunConfig.from_flat(SETTINGS | {"output-dir": str(folder)} | changes)
 
 
-def session(run_config: RunConfig, app: ClientApp = client_app, **options: Any) -> Session:
-    return Session(InlineGrid(app, 4), run_config, Console(quiet=True), **options)
+def session(
+    run_config: RunConfig, app: ClientApp = client_app, nodes: int = 4, **options: Any
+) -> Session:
+    return Session(InlineGrid(app, nodes), run_config, Console(quiet=True), **options)
 
 
-def resume(folder: Path, app: ClientApp = client_app, **given: Any) -> Path:
+def resume(folder: Path, app: ClientApp = client_app, nodes: int = 4, **given: Any) -> Path:
     """Resume a run with a new session, as after a crash."""
-    return session(resumed_config(folder, given), app).run()
+    return session(resumed_config(folder, given), app, nodes).run()
 
 
-def stopped(run_config: RunConfig, server_round: int) -> Path:
+def stopped(run_config: RunConfig, server_round: int, nodes: int = 4) -> Path:
     """Return the folder of a run that was stopped while a client trained in ``server_round``."""
     stop = threading.Event()
 
@@ -55,7 +57,7 @@ def stopped(run_config: RunConfig, server_round: int) -> Path:
             stop.set()
         return client_app(message, context)
 
-    made_session = session(run_config, app_with_handlers(train=train), stop=stop)
+    made_session = session(run_config, app_with_handlers(train=train), nodes, stop=stop)
     try:
         made_session.run()
     except RunInterrupted:

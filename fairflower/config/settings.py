@@ -440,6 +440,11 @@ class EvaluateConfig:
         "What to do if one of your own metrics fails on a domain. stop: end the run; skip: "
         "leave the metric out for this domain in this round.",
     ] = "stop"
+    keep_examples: Annotated[
+        bool,
+        EXECUTION,
+        "Whether the server stores a few test examples (masks or numbers) for figures of reports.",
+    ] = True
 
 
 #: Short name (of a command's option or a Python argument) -> run config key.

@@ -262,6 +262,11 @@ class Federation:
         """
         return self._read(split, *self._clients_in(domain, split))
 
+    def targets(self, domain: str, split: str = "test") -> Targets:
+        """Return the targets of a domain's examples, without reading the examples."""
+        ends = self._ends(split, *self._clients_in(domain, split))
+        return self._rows(f"y_{split}", ends[0], ends[-1])
+
     def _clients_in(self, domain: str, split: str) -> tuple[int, int]:
         """Return a domain's first and last client; the held-out domain is as one more client."""
         if domain and (domain, split) == (self.held_out, "test"):

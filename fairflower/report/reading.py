@@ -576,6 +576,7 @@ def _checked_history(
 ) -> History:
     """Return the history of the scores that reports read; infinite values are NaN."""
     of_domains, of_clients = LEVELS[split]
+    of_labels = chain.from_iterable(map(scores_of, info.get("labels", ())))
     users = (user_score(*metric) for metric in info.get("metrics", {}).items())
     primary = scores_of(info)[0]
     personal, adapted = (
@@ -584,7 +585,7 @@ def _checked_history(
     wanted = {
         (level, score.name): score
         for level, scores in (
-            (of_domains, (primary, personal, *_further(info), *users, *METRICS)),
+            (of_domains, (primary, personal, *_further(info), *of_labels, *users, *METRICS)),
             (of_clients, (primary, personal)),
             (OWN_LEVELS[split], (primary,)),
             (HELD_OUT, (primary, adapted)),

@@ -53,7 +53,8 @@ from fairflower.report.methods import (
 )
 from fairflower.report.notes import machine_line, model_line, model_sizes, tests_line
 from fairflower.report.reading import CLUSTER_SCORES, PERSONAL, SCORES, Run
-from fairflower.server.history import WINDOW
+from fairflower.server.contents import scores_of
+from fairflower.server.history import LEVELS, WINDOW
 from fairflower.statistics import MIN_PAIRS, MeanStd
 
 
@@ -66,6 +67,7 @@ def score_tables(comparison: Comparison, contrasts: Sequence[Contrasts]) -> list
     further = (
         quality_table(comparison),
         *further_tables(comparison),
+        labels_table(comparison),
         *user_tables(comparison),
         *group_tables(comparison),
         types_table(comparison),
@@ -132,6 +134,39 @@ def further_tables(comparison: Comparison) -> Iterator[Table]:
             comparison.groups(methods),
             comparison.lacking,
         )
+
+
+def labels_table(comparison: Comparison) -> Table:
+    """Return the scores of each label or class, if there are several, in the last round."""
+    labels, groups, columns = comparison.kept_runs[0].info.get("labels", ()), [], list[Column]()
+
+    def last(run: Run, name: str, domain: str) -> float:
+        tested = run.history[LEVELS[run.split][0], name]
+        return tested.get(run.last_round, {}).get(domain, math.nan)
+
+    for label in labels if len(labels) > 1 else ():
+        columns = [
+            column(f"{score.title} {domain}", partial(last, name=score.name, domain=domain), score)
+            for domain in comparison.domains
+            for score in scores_of(label)
+        ]
+        counts = [label["counts"].get(domain, {}) for domain in comparison.domains]
+        texts = [" / ".join(map(str, of.values())) for of in counts]
+        beside = [Cell("")] * (len(label["scores"]) - 1)
+        cells = [cell for text in texts for cell in (Cell(text), *beside)]
+        counted = [Row(" / ".join(counts[0]), "test examples", cells)] if any(texts) else []
+        for group in metric_table("", "", columns, comparison.groups(comparison.methods)).groups:
+            heading = ", ".join(filter(None, (label["name"], group.heading)))
+            groups.append(Group(heading, [*counted, *group.rows]))
+    scores = scores_of(labels[0]) if labels else ()
+    return Table(
+        f"{' and '.join(score.title for score in scores)} of each label, {comparison.span(1)}",
+        f"{comparison.examples.capitalize()} {', '.join(score.stated for score in scores)}. "
+        f"{DASH}: not defined by the examples. "
+        f"{''.join(_spelled(comparison, score) for score in scores[:1])}{how_to_read(comparison)}",
+        [column.title for column in columns],
+        groups,
+    )
 
 
 def quality_table(comparison: Comparison) -> Table:

@@ -59,6 +59,14 @@ class ScoreFacts(TypedDict, total=False):
     phrase: str
 
 
+class Label(TypedDict):
+    """A label or class in ``run.json``: its scores, and test examples by domain and kind."""
+
+    name: str
+    scores: list[ScoreFacts]
+    counts: dict[str, dict[str, Count]]
+
+
 class Sites(TypedDict):
     """Description of a federation of sites, which is needed to resume its run."""
 
@@ -111,6 +119,7 @@ class Info(Part, total=False):
     #: What is learnt, and its scores with the primary score first; absent for classification.
     task: str
     scores: list[ScoreFacts]
+    labels: list[Label]
     num_classes: Count
     classes: list[str]
     shape: list[Count]

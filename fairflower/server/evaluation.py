@@ -141,6 +141,16 @@ class CentralizedEvaluator:
         counts = dict(zip(clients, chain(*people.values()), strict=True))
         return Tested(results, failed, counts, held_out_counts)
 
+    def predictions(
+        self, arrays: Mapping[str, NDArray[np.generic]], domain: str
+    ) -> tuple[Targets, Targets]:
+        """Return the targets of a domain's test examples, and a model's predictions."""
+        set_arrays(self.model, arrays, "The server")
+        self.model.eval()
+        pending = [self._pool.submit(self._test, chunk) for chunk in self._chunks(domain, "test")]
+        _, y, predictions, _ = zip(*(future.result() for future in pending), strict=True)
+        return np.concatenate(y), np.concatenate(predictions)
+
     def _counted(
         self, domain: str, split: str, labels: NDArray[np.int64], guesses: NDArray[np.int64]
     ) -> list[fairness.Counts]:

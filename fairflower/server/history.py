@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -250,6 +250,8 @@ def domain_scores(
     Scores that sums do not define, or that are out of their range, are the means over clients.
     """
     task = federation.learns
+    by_label = chain.from_iterable(task.scores_by_label(federation.num_classes).values())
+    keys = {score.name: score.name for score in by_label} | {**keys}
     everywhere = set.intersection(*map(_numbers, answers.values())) if answers else set[str]()
     sums = {name: name for name in sorted(everywhere) if name not in keys.values()}
     means = domain_means(answers, {**sums, **keys}, federation)

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,11 @@ from fairflower.errors import (
     StopRun,
     StrategyError,
     escaped,
+    failure_text,
     logger,
     naming_failures,
 )
+from fairflower.files import write_arrays
 from fairflower.machine import release_memory
 from fairflower.models import initial_local_arrays
 from fairflower.numerics.group_fairness import Counts
@@ -36,6 +39,7 @@ from fairflower.secure.rounds import SecureAggregation
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.evaluation import GroupMetrics, counts_in
+from fairflower.server.examples import EXAMPLES, examples_of
 from fairflower.server.folder import LOG, RunFolder
 from fairflower.server.history import (
     HELD_OUT,
@@ -111,7 +115,7 @@ class RoundLoop:
                 self._evaluate(done, arrays)  # it was not known to be the last round
                 self._test_elsewhere(done, arrays)
                 self._save(done, arrays)  # otherwise more rounds would cut off this test
-            _warn_if_diverged(self.folder, self.setup, done)
+            self._end(done, arrays)
             return
         for server_round in range(saved.server_round + 1 if saved else 0, last + 1):
             seconds: dict[str, float] = {}
@@ -139,10 +143,26 @@ class RoundLoop:
                 release_memory()
                 self._released = time.monotonic()
             if ending:
-                _warn_if_diverged(self.folder, self.setup, server_round)
+                self._end(server_round, arrays)
                 return
             if stopped:
                 raise StopRun
+
+    def _end(self, server_round: int, arrays: ArrayRecord) -> None:
+        """Warn if the final model has diverged, and store examples of its tests for reports."""
+        _warn_if_diverged(self.folder, self.setup, server_round)
+        task, evaluate = self.federation.learns, self.config.evaluate
+        (self.folder.path / EXAMPLES).unlink(missing_ok=True)  # of an earlier last model
+        there = evaluate.keep_examples and evaluate.test and evaluate.by != "clients"
+        if not (task.draws and there) or self.config.privacy.on:
+            return
+        predict = partial(self.setup.evaluator.predictions, arrays_of(arrays))
+        scores = self.folder.metrics.last_test()[1]
+        try:
+            found = examples_of(self.federation, predict, scores, server_round)
+            write_arrays(self.folder.path / EXAMPLES, *found)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            logger.warning("%s: no examples for reports: %s", task, failure_text(error))
 
     def _ends_early(self) -> bool:
         """Return whether the privacy budget or the loss ends the run now, and record why."""
@@ -265,8 +285,11 @@ class RoundLoop:
         by = self.config.evaluate.by
         results: dict[str, dict[str, float]] = {}
         counts: Mapping[int, Counts] = {}
+        note = " (validation)" * (split != "test")
         if by in ("clients", "both") and server_round > 0:
             results, counts = self._ask_clients(split, server_round, arrays)
+            for domain, of in results.items() if by == "clients" else ():
+                self._groups.lacking(f"a client of domain {domain}{note}", of)
         if by in ("server", "both"):
             # Metrics that only clients measure are not replaced.
             if self._own_models and server_round > 0:
@@ -276,7 +299,7 @@ class RoundLoop:
             held_out = self.federation.held_out
             scores, counts = tested.scores, tested.counts
             for domain, of in scores.items():
-                self._groups.lacking(f"domain {domain}{' (validation)' * (split != 'test')}", of)
+                self._groups.lacking(f"domain {domain}{note}", of)
             if unseen := scores.pop(held_out, None):
                 if tested.held_out_counts is not None:
                     unseen |= self._groups.of(tested.held_out_counts, f"domain {held_out}")

@@ -3,7 +3,7 @@
 import json
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,7 @@ from fairflower.errors import ConfigError, Diverged, UserError, failure_text
 from fairflower.flower_compat import is_deployed
 from fairflower.models import Model, frozen_digest, initial_local_arrays, to_numpy
 from fairflower.numerics.group_fairness import METRICS
+from fairflower.numerics.scores import Score
 from fairflower.participation.availability import Trace, read_availability
 from fairflower.registry import MODELS, RANDOM_WEIGHTS
 from fairflower.registry.measurements import MEASUREMENTS
@@ -84,6 +85,20 @@ class RunSetup:
             facts["tests per training example"] = sum(federation.sizes(split)) / trained
         return facts
 
+    def labels(self) -> list[dict[str, Any]]:
+        """Return names, scores and numbers of test examples of labels or classes, for reports."""
+        federation, task, by = self.federation, self.federation.learns, self.config.evaluate.by
+        here = federation.domains if task.label_scores and by != "clients" else ()
+        targets = {d: federation.targets(d, tested_split(self.config.to_flat())) for d in here}
+        return [
+            {
+                "name": federation.class_names[k],
+                "scores": _described(scores),
+                "counts": {domain: task.count_label(y, k) for domain, y in targets.items()},
+            }
+            for k, scores in task.scores_by_label(federation.num_classes).items()
+        ]
+
     def max_test_sizes(self, split: str) -> dict[int, int]:
         """Return an upper bound on each client's number of test examples: its domain's number."""
         federation = self.federation
@@ -121,6 +136,7 @@ class RunSetup:
         optional = {
             "secure_aggregation": described(num_selected(config, clients)) if masked else {},
             **({} if federation.task == CLASSIFICATION else _task_facts(federation)),
+            "labels": self.labels(),
             "frozen": self.frozen,
             "availability": available.digest if isinstance(available, Trace) else "",
             "parts": part_digests(config),
@@ -143,9 +159,12 @@ class RunSetup:
 
 def _task_facts(federation: Federation) -> dict[str, Any]:
     """Return the entries of ``run.json`` about the task; reports read its scores there."""
-    scores = [vars(score) for score in federation.learns.scores]
-    kept = [{k: v for k, v in s.items() if v not in (math.inf, -math.inf)} for s in scores]
-    return {"task": federation.task, "scores": kept}
+    return {"task": federation.task, "scores": _described(federation.learns.scores)}
+
+
+def _described(scores: Iterable[Score]) -> list[dict[str, Any]]:
+    infinite = (math.inf, -math.inf)
+    return [{k: v for k, v in vars(s).items() if v not in infinite} for s in scores]
 
 
 def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.Event) -> RunSetup:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -61,6 +62,13 @@ class Task(Configurable):
     undefined: ClassVar[Mapping[str, str]] = {}
     #: Kind of examples -> name of the default model, unless it is that of classification.
     models: ClassVar[Mapping[str, str]] = {}
+    #: What reports draw of tests: nothing, the numbers of `points` against each other, or images
+    #: with true and predicted masks, chosen by `of_example`; and a sentence for the caption.
+    draws: ClassVar[Literal["", "points", "masks"]] = ""
+    drawn: ClassVar[str] = ""
+    #: Scores of label or class k, which `score` or `whole` returns as ``<name>_<k>``; the first k.
+    label_scores: ClassVar[tuple[Score, ...]] = ()
+    first_label: ClassVar[int] = 0
 
     def __str__(self) -> str:
         """Return the task's name for messages."""
@@ -92,6 +100,13 @@ class Task(Configurable):
     def output_shape(self, num_outputs: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the network's output for an example of a shape."""
         return (num_outputs,)
+
+    def scores_by_label(self, num_outputs: int) -> dict[int, list[Score]]:
+        """Return the scores of each label or class, with their own names; see ``label_scores``."""
+        return {
+            k: [replace(score, name=f"{score.name}_{k}") for score in self.label_scores]
+            for k in range(self.first_label, num_outputs if self.label_scores else 0)
+        }
 
     def resized(self, targets: Targets, size: tuple[int, ...], shape: tuple[int, ...]) -> Targets:
         """Return the targets of images that are resized from a size (H, W) to an example's shape.
@@ -151,6 +166,19 @@ class Task(Configurable):
     def whole(self, y: Targets, predictions: Targets, outputs: Vector) -> dict[str, float]:
         """Return scores that need all examples of a domain at once; see ``keeps``."""
         return {}
+
+    def count_label(self, y: Targets, k: int) -> dict[str, int]:
+        """Return numbers of test examples for label or class k, by what is counted, for tables."""
+        return {}
+
+    def points(self, y: Targets, predictions: Targets) -> tuple[Targets, Targets, Targets]:
+        """Return true and predicted numbers, [N, D], and whether to draw them as circles, [N]."""
+        n = len(y)
+        return y.reshape(n, -1), predictions.reshape(n, -1), np.zeros(n, np.bool_)
+
+    def of_example(self, y: Targets, prediction: Targets) -> float:
+        """Return the primary score of an example, by which reports choose masks; may be NaN."""
+        return float((y == prediction).mean())
 
     def for_users(self, output: Tensor) -> Tensor:
         """Return what users' metrics and exported networks give: the output; see ``scaled``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,8 @@ from fairflower.tasks import Targets, Task, check_numbers
 if TYPE_CHECKING:
     from torch import Tensor
 
+MACRO_F1 = Score("macro_f1", title="F1", phrase="macro F1")
+
 
 class MultiLabel(Task):
     """Several labels for each example: targets 0, 1 or NaN (unknown), float32 [N, C].
@@ -24,10 +27,12 @@ class MultiLabel(Task):
     and 0 if it has none. The primary score is the mean AUC over labels, which leaves out labels
     that are all 0 or all 1 in a domain; with ``evaluate.by = "clients"`` it is the mean of the
     clients' AUCs. Macro F1 is the mean over labels of ``2 TP / (2 TP + FP + FN)`` of the
-    predictions (a logit above 0), without labels for which all three are 0.
+    predictions (a logit above 0), without labels for which all three are 0. ``auc_<k>`` and
+    ``f1_<k>`` are those of label k, from 0.
     """
 
-    scores = AUC, Score("macro_f1", title="F1", phrase="macro F1")
+    scores = AUC, MACRO_F1
+    label_scores = AUC, replace(MACRO_F1, name="f1", phrase="F1")
     keeps = "outputs"
     undefined: ClassVar = {
         "auc": "no label is known to be 0 and 1",
@@ -68,19 +73,25 @@ class MultiLabel(Task):
 
     def score(self, means: Mapping[str, Any]) -> dict[str, float]:
         right, wrong = np.asarray(means["true_positives"]), np.asarray(means["wrong"])
-        defined = right + wrong > 0
-        f1 = 2 * right[defined] / (2 * right + wrong)[defined]
-        return {"macro_f1": float(f1.mean()) if len(f1) else np.nan}
+        with np.errstate(invalid="ignore"):  # 0 / 0 is NaN: undefined
+            each = 2 * right / (2 * right + wrong)
+        f1 = each[right + wrong > 0]
+        of_labels = {f"f1_{k}": float(value) for k, value in enumerate(each)}
+        return {"macro_f1": float(f1.mean()) if len(f1) else np.nan} | of_labels
 
     def whole(self, y: Targets, predictions: Targets, outputs: Vector) -> dict[str, float]:
         from sklearn.metrics import roc_auc_score  # late: it takes a second to import
 
-        values = []
-        for labels, logits in zip(y.T, outputs.T, strict=True):
+        each = {f"auc_{k}": np.nan for k in range(y.shape[1])}
+        for name, labels, logits in zip(each, y.T, outputs.T, strict=True):
             known = ~np.isnan(labels)
             if len(np.unique(labels[known])) == 2 and np.isfinite(logits[known]).all():
-                values.append(roc_auc_score(labels[known], logits[known]))
-        return {"auc": float(np.mean(values)) if values else np.nan}
+                each[name] = float(roc_auc_score(labels[known], logits[known]))
+        values = [value for value in each.values() if not np.isnan(value)]
+        return {"auc": float(np.mean(values)) if values else np.nan} | each
+
+    def count_label(self, y: Targets, k: int) -> dict[str, int]:
+        return {"known": int((~np.isnan(y[:, k])).sum()), "positive": int((y[:, k] == 1).sum())}
 
     def guess(self, num_outputs: int) -> float | None:
         return math.log(2)

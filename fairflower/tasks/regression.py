@@ -58,6 +58,7 @@ class Regression(Task):
     dtype = np.float32
     scores = RMSE, MAE, R2
     scaled = True
+    draws = "points"
     undefined: ClassVar = {"r2": "all values of a target are equal"}
 
     def __init__(

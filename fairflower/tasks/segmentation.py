@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 #: Value of pixels whose class is unknown: losses and scores ignore them.
 UNKNOWN = 255
 
+DICE = Score("dice", title="Dice", phrase="Dice score")
+IOU = Score("iou", title="IoU", phrase="intersection over union")
+
 
 class Segmentation(Task):
     """A class for each pixel: targets are masks, uint8 [N, H, W]; 255 is an unknown pixel.
@@ -39,8 +42,8 @@ class Segmentation(Task):
     Scores are computed from all known pixels of a domain together. With the numbers TP, FP and FN
     of a class, its Dice score is ``2 TP / (2 TP + FP + FN)`` and its intersection over union (IoU)
     ``TP / (TP + FP + FN)``. The primary score is the mean Dice score over the classes from 1;
-    ``dice_1``, ``dice_2``, ... are those of each class. A class that a domain neither has nor
-    predicts is undefined and left out of means; so is a mean without any class.
+    ``dice_1``, ``iou_1``, ``dice_2``, ... are those of each class. A class that a domain neither
+    has nor predicts is undefined and left out of means; so is a mean without any class.
 
     Parameters
     ----------
@@ -48,10 +51,9 @@ class Segmentation(Task):
         The s above, in pixels. Default 1, that of nnU-Net's class of this loss.
     """
 
-    scores = (
-        Score("dice", title="Dice", phrase="Dice score"),
-        Score("iou", title="IoU", phrase="intersection over union"),
-    )
+    scores = label_scores = DICE, IOU
+    first_label = 1
+    draws = "masks"
     dtype = np.uint8
     models: ClassVar[Mapping[str, str]] = {"images": "unet"}
     undefined: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -131,9 +133,20 @@ class Segmentation(Task):
             dice, iou = 2 * hits / (guessed + held), hits / (guessed + held - hits)
         defined = guessed + held > 0
         each = {f"dice_{c}": float(value) for c, value in enumerate(dice, 1)}
+        each |= {f"iou_{c}": float(value) for c, value in enumerate(iou, 1)}
         if not defined.any():
             return {"dice": math.nan, "iou": math.nan} | each
         return {"dice": float(dice[defined].mean()), "iou": float(iou[defined].mean())} | each
+
+    def count_label(self, y: Targets, k: int) -> dict[str, int]:
+        return {"images": int((y == k).any(axis=(1, 2)).sum())}
+
+    def of_example(self, y: Targets, prediction: Targets) -> float:
+        """Return the mean Dice score of an example over the classes from 1 in either mask."""
+        guess = np.where(y == UNKNOWN, UNKNOWN, prediction)
+        pairs = [(y == c, guess == c) for c in np.setdiff1d((y, guess), (0, UNKNOWN))]
+        dice = [2 * (true & got).sum() / (true.sum() + got.sum()) for true, got in pairs]
+        return float(np.mean(dice)) if dice else math.nan
 
     def guess(self, num_outputs: int) -> float | None:
         """Return the cross entropy of equal probabilities, plus 1, the largest Dice loss."""

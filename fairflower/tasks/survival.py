@@ -63,6 +63,8 @@ class Survival(Task):
     scores = HARRELL, UNO, BRIER
     keeps = "outputs"
     scaled = True
+    draws = "points"
+    drawn = "Time until the event; predicted until the last cut at most. Circles: censored."
     undefined: ClassVar = {
         **dict.fromkeys((HARRELL.name, UNO.name), "nobody outlives an event before the last cut"),
         BRIER.name: "there is no event, or no cut before the last time",
@@ -158,6 +160,9 @@ class Survival(Task):
             UNO.name: uno_concordance(time, event, risk, float(self.cuts[-1])),
             BRIER.name: integrated_brier(time, event, survived, self.cuts),
         }
+
+    def points(self, y: Targets, predictions: Targets) -> tuple[Targets, Targets, Targets]:
+        return y[:, :1], predictions[:, :1], y[:, 1] == 0
 
     def guess(self, num_outputs: int) -> float | None:
         return num_outputs * math.log(2)

@@ -1,5 +1,6 @@
 """Checks of tasks."""
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,15 @@ def _check(task: Task, num_outputs: int, shape: tuple[int, ...]) -> None:
     if task.keeps:
         arrays = (v.detach().numpy() for v in (y, predictions, output.double()))
         scores |= task.whole(*arrays)
-    named = {declared.name: declared for declared in task.scores}
+    by_label = [*chain.from_iterable(task.scores_by_label(num_outputs).values())]
+    named = {declared.name: declared for declared in (*task.scores, *by_label)}
+    lacking = sorted({declared.name for declared in by_label} - scores.keys())
+    assert not lacking, f"{lacking} of label_scores are not computed."
+    if task.draws == "points":
+        drawn = task.points(targets, predictions.numpy(force=True))
+        shapes = [np.shape(values) for values in drawn]
+        right = shapes[0][0] == _N and shapes[1:] == [(_N, *shapes[0][1:2]), (_N,)]
+        assert right, f"points returned {shapes}, not [N, D], [N, D] and [N]."
     assert task.primary.name in scores, f"no {task.primary.name}, the primary score, is computed."
     for name in scores.keys() & means.keys():
         assert scores[name] == means[name], f"a sum and another score have the name {name}."

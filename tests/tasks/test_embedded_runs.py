@@ -210,10 +210,10 @@ def test_a_score_that_a_domain_does_not_define_is_said_and_not_0(
     assert undefined <= tests[2, "a"].keys()
     assert not undefined & tests[2, "b"].keys()
     assert "loss" in tests[2, "b"]
-    if by == "server":
-        notes = json.loads((folder / "run.json").read_text())["undefined_metrics"]
-        assert list(notes) == ["domain b"]
-        assert all(f"{name} (" in notes["domain b"] for name in undefined)
+    notes = json.loads((folder / "run.json").read_text())["undefined_metrics"]
+    where = "domain b" if by == "server" else "a client of domain b"
+    assert list(notes) == [where]
+    assert all(f"{name} (" in notes[where] for name in undefined)
 
 
 def npz(folder: Path, y: Any) -> DataConfig:

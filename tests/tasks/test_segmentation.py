@@ -46,6 +46,7 @@ def test_scores_equal_scikit_learns_on_known_pixels(
     dice = f1_score(y[known], guess[known], labels=each, average=None)
     iou = jaccard_score(y[known], guess[known], labels=each, average=None)
     np.testing.assert_allclose([found[f"dice_{c}"] for c in each], dice)
+    np.testing.assert_allclose([found[f"iou_{c}"] for c in each], iou)
     np.testing.assert_allclose([found["dice"], found["iou"]], [dice.mean(), iou.mean()])
 
 

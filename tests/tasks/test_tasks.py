@@ -64,6 +64,21 @@ class Unscored(Mean):
         return {"price": means["loss"]}
 
 
+class Unlabeled(Mean):
+    """It declares a score of each label and does not compute it."""
+
+    label_scores = Mean.scores
+
+
+class Undrawn(Mean):
+    """Its true numbers are no columns."""
+
+    draws = "points"
+
+    def points(self, y: Any, predictions: Any) -> Any:
+        return y, predictions.reshape(-1, 1), y > 0
+
+
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("outputs", [2, 5])
 def test_every_task_is_consistent(name: str, outputs: int) -> None:
@@ -85,6 +100,8 @@ def test_every_loss_of_a_regression_is_consistent(loss: str) -> None:
         (Signed, "a loss is below 0"),
         (Averaged, "sums: mean does not add over batches"),
         (Unscored, "no cost, the primary score, is computed"),
+        (Unlabeled, r"\['cost_0'\] of label_scores are not computed"),
+        (Undrawn, r"points returned \[\(12,\), \(12, 1\), \(12,\)\], not \[N, D\]"),
     ],
 )
 def test_broken_tasks_are_found(kind: type[Task], problem: str) -> None:

@@ -19,7 +19,7 @@ from fairflower.numerics.metrics import Summary, over_domains
 from fairflower.numerics.scores import ACCURACY
 from fairflower.report.cells import capitalized, format_number
 from fairflower.report.contrasts import fairness
-from fairflower.report.figures import canvas, diagnostics
+from fairflower.report.figures import canvas, diagnostics, examples
 from fairflower.report.figures.canvas import (
     FigureDraft,
     LineStyle,
@@ -92,6 +92,7 @@ def _sketches(comparison: Comparison) -> Iterator[FigureDraft]:
         yield _clients(comparison, tested, styles)
     yield _domains(comparison, styles)
     yield from _sketches_of_own_models(comparison)
+    yield from examples.sketches(comparison, styles)
     yield from sketches_of_groups(comparison, styles)
     yield from sketches_of_products(comparison)
     yield from sketches_of_sweeps(comparison, styles)
