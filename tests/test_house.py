@@ -35,7 +35,7 @@ BUDGETS = {
     "server": 3890,
     "statistics": 410,
     "strategies": 3650,
-    "tasks": 1110,
+    "tasks": 1030,
     "testing": 1240,
     "trackers": 260,
     "training": 2600,
