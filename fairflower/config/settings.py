@@ -399,6 +399,37 @@ class BoundConfig:
     ] = 0.0
 
 
+#: Server optimizer -> default of its learning rate, as in Flower.
+SERVER_LR = {"sgd": 1.0, "momentum": 1.0, "adam": 0.1, "yogi": 0.01, "adagrad": 0.1}
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The server's step along the merged update, for every strategy."""
+
+    optimizer: Annotated[
+        Literal["none", "sgd", "momentum", "adam", "yogi", "adagrad"],
+        "How the server steps along the merged model minus the one before: sgd, momentum (FedAvgM),"
+        " adam, yogi or adagrad (FedAdam, FedYogi, FedAdagrad). none: the merged model is taken.",
+    ] = "none"
+    lr: Annotated[
+        Amount,
+        "Server learning rate. 0 means 1 for sgd and momentum, 0.1 for adam and adagrad, and 0.01 "
+        "for yogi, as in Flower.",
+    ] = 0.0
+    momentum: Annotated[
+        float,
+        Range(0, 0.9999),
+        "Momentum of the server: beta of momentum, beta_1 of adam and yogi; the others ignore it.",
+    ] = 0.9
+    tau: Annotated[
+        float, Range(above=0), "Degree of adaptivity of adam, yogi and adagrad: smaller is more."
+    ] = 1e-3
+    beta_2: Annotated[
+        float, Range(0, 0.9999), "Decay of the mean of squared updates in adam and yogi."
+    ] = 0.99
+
+
 @dataclass(frozen=True)
 class EvaluateConfig:
     """Evaluation of the global model."""

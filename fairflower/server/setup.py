@@ -25,6 +25,7 @@ from fairflower.data.federation import by_field
 from fairflower.data.rows import check_clients_can_test
 from fairflower.data.texts import BUILT_IN, TokenizedSet
 from fairflower.errors import ConfigError, Diverged, UserError, failure_text
+from fairflower.exchanges import ServerOptimizer
 from fairflower.flower_compat import is_deployed
 from fairflower.models import Model, frozen_digest, initial_local_arrays, to_numpy
 from fairflower.numerics.group_fairness import METRICS
@@ -357,6 +358,8 @@ def _make_strategy(config: RunConfig, evaluator: CentralizedEvaluator) -> FairSt
             privacy.noise_multiplier, privacy.clip, bound.max_client_weight, privacy.noise_seed
         )
         exchanges = [*exchanges, noisy_sum]
+    if (server := config.server).optimizer != "none":  # last: post-processing of the noise
+        exchanges = [*exchanges, ServerOptimizer(**vars(server))]
     minimums = dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), 1)
     strategy: FairStrategy = config.strategy.make(
         **minimums,
