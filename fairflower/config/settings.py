@@ -409,25 +409,21 @@ class ServerConfig:
 
     optimizer: Annotated[
         Literal["none", "sgd", "momentum", "adam", "yogi", "adagrad"],
-        "How the server steps along the merged model minus the one before: sgd, momentum (FedAvgM),"
-        " adam, yogi or adagrad (FedAdam, FedYogi, FedAdagrad). none: the merged model is taken.",
+        "Server optimizer: sgd, momentum (FedAvgM), adam, yogi or adagrad (FedAdam, ...) steps "
+        "along the merged model minus the one before; none takes the merged model.",
     ] = "none"
     lr: Annotated[
         Amount,
-        "Server learning rate. 0 means 1 for sgd and momentum, 0.1 for adam and adagrad, and 0.01 "
-        "for yogi, as in Flower.",
+        "Server learning rate. 0 means Flower's: 1 for sgd and momentum, 0.1 for adam and adagrad, "
+        "0.01 for yogi.",
     ] = 0.0
     momentum: Annotated[
         float,
         Range(0, 0.9999),
-        "Momentum of the server: beta of momentum, beta_1 of adam and yogi; the others ignore it.",
+        "Beta of momentum, and beta_1 of adam and yogi; the other server optimizers ignore it.",
     ] = 0.9
-    tau: Annotated[
-        float, Range(above=0), "Degree of adaptivity of adam, yogi and adagrad: smaller is more."
-    ] = 1e-3
-    beta_2: Annotated[
-        float, Range(0, 0.9999), "Decay of the mean of squared updates in adam and yogi."
-    ] = 0.99
+    tau: Annotated[float, Range(above=0), "Adaptivity of adam, yogi and adagrad."] = 1e-3
+    beta_2: Annotated[float, Range(0, 0.9999), "Beta_2 of adam and yogi."] = 0.99
 
 
 @dataclass(frozen=True)

@@ -13,23 +13,21 @@ from fairflower.config.settings import SERVER_LR
 class ServerOptimizer(Exchange):
     """Step along the merged model minus the received one, whatever strategy merged it::
 
-        D = merged - theta      the pseudo-gradient
+        D = merged - theta, the pseudo-gradient;   m = v = 0 at first
+
         sgd       theta <- theta + lr D
-        momentum  m <- beta m + D
-                  theta <- theta + lr m
-        adagrad   v <- v + D^2
-                  theta <- theta + lr D / (sqrt(v) + tau)
-        yogi      m <- beta m + (1 - beta) D
-                  v <- v - (1 - beta_2) D^2 sign(v - D^2)
+        momentum  m <- beta m + D;    theta <- theta + lr m
+        adagrad   v <- v + D^2;       theta <- theta + lr D / (sqrt(v) + tau)
+        yogi      m <- beta m + (1 - beta) D;    v <- v - (1 - beta_2) D^2 sign(v - D^2)
                   theta <- theta + lr m / (sqrt(v) + tau)
-        adam      m <- beta m + (1 - beta) D
-                  v <- beta_2 v + (1 - beta_2) D^2
+        adam      m as for yogi;      v <- beta_2 v + (1 - beta_2) D^2
                   theta <- theta + lr c m / (sqrt(v) + tau),   in step t = 1, 2, ... with
                   c = sqrt(1 - beta_2^(t + 1)) / (1 - beta^(t + 1))
 
-    m and v are 0 at first. A round that fails is no step. BatchNorm statistics and counters take
-    the merged values. No arrays are sent or returned. D includes what exchanges before this one
-    have corrected (FedDyn), so list it last; with ``sgd``, lr is SCAFFOLD's global step size.
+    These are Flower's ``FedAvgM`` (Hsu et al. 2019), ``FedAdagrad``, ``FedYogi`` and ``FedAdam``.
+    (Algorithm 2 of Reddi et al. has no c, and v >= tau^2 at first.) A round that fails is no step.
+    BatchNorm statistics and counters take the merged values. D includes what exchanges before this
+    one correct, so list it last. With ``sgd``, lr is SCAFFOLD's global step size.
 
     Parameters
     ----------
@@ -37,17 +35,11 @@ class ServerOptimizer(Exchange):
     lr : float >= 0
         Server learning rate. 0, the default, means Flower's: 1 for sgd and momentum, 0.1 for adam
         and adagrad, 0.01 for yogi.
-    momentum : float in [0, 0.9999]
-        beta of momentum, adam and yogi. Default 0.9 (Hsu et al. 2019; Reddi et al.).
+    momentum, beta_2 : float in [0, 0.9999]
+        beta of momentum, adam and yogi, and beta_2 of the latter two. Default 0.9 and 0.99 (Reddi
+        et al.).
     tau : float > 0
         Degree of adaptivity of adam, yogi and adagrad. Default 0.001 (Reddi et al.).
-    beta_2 : float in [0, 0.9999]
-        Decay of v in adam and yogi. Default 0.99 (Reddi et al.).
-
-    Notes
-    -----
-    The formulas are those of Flower's ``FedAvgM`` (Hsu et al. 2019), ``FedAdam``, ``FedYogi`` and
-    ``FedAdagrad``. Algorithm 2 of Reddi et al. has no c, and v >= tau^2 at first.
 
     Examples
     --------

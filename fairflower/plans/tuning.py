@@ -48,10 +48,9 @@ def search_space(config: RunConfig, training: bool = False) -> dict[str, Tunable
     """Return the arguments to tune of a config's strategy and client, by run config key.
 
     These are all arguments that have a numeric default and a search range and that the config does
-    not set, and of the server optimizer its momentum and its learning rate, from a tenth to ten
-    times the config's value. With ``training``, they include the clients' learning rate, from a
-    fifth to five times the config's value, and the number of local epochs, from 1 to twice the
-    config's value.
+    not set, and a server optimizer's momentum and learning rate, from a tenth to ten times the
+    config's value. With ``training``, they include the clients' learning rate, from a fifth to five
+    times the config's value, and the number of local epochs, from 1 to twice the config's value.
     """
     arguments = {
         f"{choice.TABLE}.{argument_to_key(name)}": TunableArgument(

@@ -163,6 +163,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     if config.evaluate.by != "clients":  # otherwise the server may lack the tokenizer
         _check_padding(config, evaluator.model)
     strategy = _make_strategy(config, evaluator)
+    check_fewest_clients(config, strategy, num_clients)
     _check_task(config, strategy, federation)
     _check_network(config, evaluator, strategy)
     if config.privacy.on:
@@ -345,6 +346,16 @@ def check_client_settings(config: RunConfig, federation: Federation) -> None:
         )
     if config.secure_aggregation:
         check_secure_cohort(asked, SMALLEST_SUM)
+
+
+def check_fewest_clients(config: RunConfig, strategy: FairStrategy, num_clients: int) -> None:
+    """Raise ``ConfigError`` if a round has fewer clients than the strategy can merge."""
+    asked, (fewest, why) = num_selected(config, num_clients), strategy.fewest_clients
+    if asked < fewest:
+        raise ConfigError(
+            f"strategy.name = {config.strategy.name!r} needs {fewest} clients in a round ({why}), "
+            f"but {asked} are selected. Increase fraction-train or the number of clients."
+        )
 
 
 def _make_strategy(config: RunConfig, evaluator: CentralizedEvaluator) -> FairStrategy:
