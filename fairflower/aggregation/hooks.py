@@ -49,6 +49,9 @@ class StrategyHooks(EarlierNames):
     #: Whether the merged model is the clients' model if all clients return the same model.
     keeps_agreement: ClassVar[bool] = True
 
+    #: Smallest number of clients that the strategy can merge, and the reason.
+    fewest_clients: tuple[int, str] = (1, "")
+
     #: Whether the strategy needs only numbers and one weighted sum of the clients' updates. It then
     #: supports secure aggregation, where `weigh` sees no update and `combine` only the sum.
     sums_suffice: bool = False

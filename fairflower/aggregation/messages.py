@@ -125,6 +125,11 @@ def check_dp_compatible(strategy: StrategyHooks, model: ArrayRecord) -> None:
     check_mergeable(arrays, arrays.keys() - buffers)
     if not (wrapper := privacy_wrapper()):
         return
+    if ours := [exchange for exchange in strategy.exchanges if not exchange.returned]:
+        raise ValueError(
+            f"{wrapper} adds noise to the merged model after {type(ours[0]).__name__} has used it. "
+            "Remove this exchange."
+        )
     beside = strategy._array_measurements + [exchange.name for exchange in strategy.exchanges]
     if beside:
         raise ValueError(

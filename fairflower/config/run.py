@@ -40,6 +40,7 @@ from fairflower.config.settings import (
     ObserveConfig,
     ParticipationConfig,
     PositiveCount,
+    ServerConfig,
     StopConfig,
     TrainConfig,
     checked,
@@ -60,7 +61,7 @@ from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.registry.user_metrics import load_metrics
 
 #: Tables in which the methods of a comparison may differ; their value `default` means missing.
-COMPARED_TABLES = (*METHOD_TABLES, "bound.")
+COMPARED_TABLES = (*METHOD_TABLES, "bound.", "server.")
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,7 @@ class RunConfig:
     stop: StopConfig = field(default_factory=StopConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     bound: BoundConfig = field(default_factory=BoundConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     participation: ParticipationConfig = field(default_factory=ParticipationConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
@@ -475,6 +477,11 @@ def _check_conflicts(config: RunConfig, kind: str) -> None:
             "data.validation-fraction and data.validation-examples are both set. Set one to 0.",
         ),
         (
+            config.server.optimizer == "none" and config.server != ServerConfig(),
+            "server.lr, server.momentum, server.tau or server.beta-2 is set, but server.optimizer "
+            "= 'none' takes no step. Set server.optimizer, or remove the setting.",
+        ),
+        (
             data.fraction and data.examples_per_client,
             "data.fraction and data.examples-per-client are both set. Set one to 0.",
         ),
@@ -493,7 +500,11 @@ def check_tuned(configs: Sequence[RunConfig]) -> None:
     own = (f"{m.TABLE}.{argument_to_key(a)}" for m in methods for a in m.factory.arguments())
     for tuned in {config.tuned for config in configs if config.tuned}:
         keys = dict.fromkeys([*key_help(), *own])
-        valid = [k for k in keys if k.startswith(("train.", *METHOD_TABLES)) and k not in _NAMES]
+        valid = [
+            k
+            for k in keys
+            if k.startswith(("train.", "server.", *METHOD_TABLES)) and k not in _NAMES
+        ]
         for key in names_in(tuned):
             if key not in valid:
                 raise ConfigError(f"tuned = {quoted(tuned)}: {unknown('setting', key, valid)}")

@@ -399,6 +399,33 @@ class BoundConfig:
     ] = 0.0
 
 
+#: Server optimizer -> default of its learning rate, as in Flower.
+SERVER_LR = {"sgd": 1.0, "momentum": 1.0, "adam": 0.1, "yogi": 0.01, "adagrad": 0.1}
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The server's step along the merged update, for every strategy."""
+
+    optimizer: Annotated[
+        Literal["none", "sgd", "momentum", "adam", "yogi", "adagrad"],
+        "Server optimizer: sgd, momentum (FedAvgM), adam, yogi or adagrad (FedAdam, ...) steps "
+        "along the merged model minus the one before; none takes the merged model.",
+    ] = "none"
+    lr: Annotated[
+        Amount,
+        "Server learning rate. 0 means Flower's: 1 for sgd and momentum, 0.1 for adam and adagrad, "
+        "0.01 for yogi.",
+    ] = 0.0
+    momentum: Annotated[
+        float,
+        Range(0, 0.9999),
+        "Beta of momentum, and beta_1 of adam and yogi; the other server optimizers ignore it.",
+    ] = 0.9
+    tau: Annotated[float, Range(above=0), "Adaptivity of adam, yogi and adagrad."] = 1e-3
+    beta_2: Annotated[float, Range(0, 0.9999), "Beta_2 of adam and yogi."] = 0.99
+
+
 @dataclass(frozen=True)
 class EvaluateConfig:
     """Evaluation of the global model."""

@@ -8,6 +8,7 @@ so that strategies and clients do not depend on each other.
 from fairflower.aggregation.exchange import Exchange as Exchange
 from fairflower.exchanges.anchors import SemanticAnchors as SemanticAnchors
 from fairflower.exchanges.centers import ClusterCenters as ClusterCenters
+from fairflower.exchanges.server_optimizer import ServerOptimizer as ServerOptimizer
 from fairflower.exchanges.stored import AveragedBatches as AveragedBatches
 from fairflower.exchanges.stored import ControlVariates as ControlVariates
 from fairflower.exchanges.stored import DynamicRegularizer as DynamicRegularizer

@@ -20,6 +20,7 @@ from fairflower.arguments import Search
 from fairflower.config import RunConfig
 from fairflower.config.methods import DEFAULT
 from fairflower.config.run import tuned_keys
+from fairflower.config.settings import SERVER_LR
 from fairflower.config.text import argument_to_key, shown, unknown
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, RunFolderError, quoted
@@ -47,8 +48,9 @@ def search_space(config: RunConfig, training: bool = False) -> dict[str, Tunable
     """Return the arguments to tune of a config's strategy and client, by run config key.
 
     These are all arguments that have a numeric default and a search range and that the config does
-    not set. With ``training``, they include the learning rate, from a fifth to five times the
-    config's value, and the number of local epochs, from 1 to twice the config's value.
+    not set, and a server optimizer's momentum and learning rate, from a tenth to ten times the
+    config's value. With ``training``, they include the clients' learning rate, from a fifth to five
+    times the config's value, and the number of local epochs, from 1 to twice the config's value.
     """
     arguments = {
         f"{choice.TABLE}.{argument_to_key(name)}": TunableArgument(
@@ -58,6 +60,11 @@ def search_space(config: RunConfig, training: bool = False) -> dict[str, Tunable
         for name, spec in choice.factory.argument_specs().items()
         if spec.search and isinstance(spec.default, (int, float)) and name not in choice.args
     }
+    if (server := config.server).optimizer != "none":
+        lr = server.lr or SERVER_LR[server.optimizer]
+        arguments["server.lr"] = TunableArgument(Search(lr / 10, 10 * lr, log=True), lr, False)
+        if server.optimizer not in ("sgd", "adagrad"):
+            arguments["server.momentum"] = TunableArgument(Search(0, 0.99), server.momentum, False)
     lr, epochs = config.train.lr, config.train.local_epochs
     if training and lr > 0:
         arguments["train.lr"] = TunableArgument(Search(lr / 5, 5 * lr, log=True), lr, False)
@@ -291,7 +298,9 @@ class TuningStudies:
     def title(self, config: RunConfig) -> str:
         """Return a run's name in messages: its label, and the tuned values that labels lack."""
         flat, space = config.to_flat(), self._of(config).search_space
-        tuned = [f"{key}={shown(flat[key])}" for key in space if key.startswith("train.")]
+        tuned = [
+            f"{key}={shown(flat[key])}" for key in space if key.startswith(("train.", "server."))
+        ]
         return " ".join([run_title(config), *tuned])
 
     def ended(self, config: RunConfig, error: Exception | None) -> list[RunConfig]:

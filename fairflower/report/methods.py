@@ -2,9 +2,9 @@
 
 Runs that differ only in the seed, or only in the seed and the federation drawn with it
 (``data.seed`` = ``seed``), are a *method*. A method's numbers are means and standard deviations
-over its runs. Methods are *comparable* if they differ only in ``strategy.*``, ``client.*`` and
-``bound.*`` and reached the same round. Among comparable methods there may be grids of clients and
-strategies, and sweeps of an argument.
+over its runs. Methods are *comparable* if they differ only in ``strategy.*``, ``client.*``,
+``bound.*`` and ``server.*``, and reached the same round. Among comparable methods there may be
+grids of clients and strategies, and sweeps of an argument.
 """
 
 from __future__ import annotations
@@ -370,7 +370,8 @@ class Comparison:
         def differs(other: Method) -> tuple[bool, bool, bool]:
             """Return whether bounds, tuned arguments and values of the client differ."""
             bounds, training = (
-                other.settings(table) != method.settings(table) for table in ("bound.", "client.")
+                other.settings(*tables) != method.settings(*tables)
+                for tables in (("bound.", "server."), ("client.",))
             )
             return bounds, other.client != method.client, training
 

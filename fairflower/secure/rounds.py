@@ -260,6 +260,8 @@ class _Round:
         strategy.note_cohort(cohort)
         weights = strategy.diagnostics["weights"] = cohort.total.weights
         merged = strategy.combine(cohort, weights)
+        for exchange in strategy.exchanges:  # only of the server: clients with any are refused
+            merged = exchange.correct(cohort, merged)
         strategy.diagnostics["quantization_error"] = cohort.total.error
         if lost := [n for n, a in merged.items() if is_finite(self.received[n]) > is_finite(a)]:
             raise Diverged(

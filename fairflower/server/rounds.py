@@ -423,6 +423,8 @@ def _warn_if_diverged(folder: RunFolder, setup: RunSetup, server_round: int) -> 
             further = ", or the noise (privacy.clip)"
         elif setup.config.secure_aggregation:  # the server sees no single update to bound
             further = ""
+        if setup.config.server.optimizer != "none":
+            further = f" or server.lr{further}"
         text = "The model's test loss is %.3g, but that of guessing is %.3g: training "
         text += "has diverged. Decrease train.lr%s."
         logger.warning(text, loss, guessing, further)

@@ -26,6 +26,7 @@ from fairflower.data.federation import by_field
 from fairflower.data.rows import check_clients_can_test
 from fairflower.data.texts import BUILT_IN, TokenizedSet
 from fairflower.errors import ConfigError, Diverged, UserError, failure_text
+from fairflower.exchanges import ServerOptimizer
 from fairflower.flower_compat import is_deployed
 from fairflower.models import Model, frozen_digest, initial_local_arrays, to_numpy
 from fairflower.numerics.group_fairness import METRICS
@@ -186,6 +187,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     if config.evaluate.by != "clients":  # otherwise the server may lack the tokenizer
         _check_padding(config, evaluator.model)
     strategy = _make_strategy(config, evaluator)
+    check_fewest_clients(config, strategy, num_clients)
     _check_task(config, strategy, federation)
     _check_network(config, evaluator, strategy)
     if config.privacy.on:
@@ -390,6 +392,16 @@ def check_client_settings(config: RunConfig, federation: Federation) -> None:
         check_secure_cohort(asked, SMALLEST_SUM)
 
 
+def check_fewest_clients(config: RunConfig, strategy: FairStrategy, num_clients: int) -> None:
+    """Raise ``ConfigError`` if a round has fewer clients than the strategy can merge."""
+    asked, (fewest, why) = num_selected(config, num_clients), strategy.fewest_clients
+    if asked < fewest:
+        raise ConfigError(
+            f"strategy.name = {config.strategy.name!r} needs {fewest} clients in a round ({why}), "
+            f"but {asked} are selected. Increase fraction-train or the number of clients."
+        )
+
+
 def _make_strategy(config: RunConfig, evaluator: CentralizedEvaluator) -> FairStrategy:
     bound, privacy = config.bound, config.privacy
     exchanges = config.client.factory.make_exchanges(config.client.args)
@@ -401,6 +413,8 @@ def _make_strategy(config: RunConfig, evaluator: CentralizedEvaluator) -> FairSt
             privacy.noise_multiplier, privacy.clip, bound.max_client_weight, privacy.noise_seed
         )
         exchanges = [*exchanges, noisy_sum]
+    if (server := config.server).optimizer != "none":  # last: post-processing of the noise
+        exchanges = [*exchanges, ServerOptimizer(**vars(server))]
     minimums = dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), 1)
     options: Options = {
         "fraction_train": config.fraction_train,

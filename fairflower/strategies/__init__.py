@@ -48,6 +48,12 @@ from fairflower.strategies.fedmdfg import FedMDFG as FedMDFG
 from fairflower.strategies.fedmgda import FedMGDAPlus as FedMGDAPlus
 from fairflower.strategies.fednova import FedNova as FedNova
 from fairflower.strategies.fedpw import FedPW as FedPW
+from fairflower.strategies.krum import Bulyan as Bulyan
+from fairflower.strategies.krum import Krum as Krum
+from fairflower.strategies.krum import MultiKrum as MultiKrum
+from fairflower.strategies.median import GeometricMedian as GeometricMedian
+from fairflower.strategies.median import Median as Median
+from fairflower.strategies.median import TrimmedMean as TrimmedMean
 from fairflower.strategies.pa3fed import PA3Fed as PA3Fed
 from fairflower.strategies.propfair import PropFair as PropFair
 from fairflower.strategies.qffl import QFFL as QFFL

@@ -156,7 +156,18 @@ def test_ranges_of_training_settings_are_around_the_values_of_the_config() -> No
     assert space["train.lr"].search == Search(0.0002, 0.005, log=True)
     assert space["train.local-epochs"].search == Search(1, 10)
     none = RunConfig.from_flat({"train.lr": 0.0, "train.local-epochs": 0})
+    assert not [key for key in space if key.startswith("server.")]
     assert not {"train.lr", "train.local-epochs"} & set(search_space(none, training=True))
+
+
+def test_the_server_optimizers_rate_and_momentum_are_tuned() -> None:
+    space = search_space(RunConfig.from_flat({"server.optimizer": "adam"}))
+    assert space["server.lr"] == (Search(0.01, 1, log=True), 0.1, False)
+    assert space["server.momentum"] == (Search(0, 0.99), 0.9, False)
+    plain = {"server.optimizer": "sgd", "server.lr": 2.0}
+    space = search_space(RunConfig.from_flat(plain))
+    assert space["server.lr"] == (Search(0.2, 20, log=True), 2.0, False)
+    assert "server.momentum" not in space
 
 
 # --- choices -------------------------------------------------------------------------------------

@@ -424,10 +424,15 @@ def test_models_are_compared_only_if_settings_and_rounds_are_equal(
 
 
 @pytest.mark.parametrize("bounded_first", [True, False])
-def test_a_method_is_compared_with_the_baseline_that_has_the_same_weight_bound(
-    bounded_first: bool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("table", "key", "value", "default"),
+    [("bound", "max-client-weight", "0.3", "1.0"), ("server", "optimizer", "adam", "none")],
+)
+def test_a_method_is_compared_with_the_baseline_of_the_same_bound_and_server_optimizer(
+    table: str, key: str, value: str, default: str, bounded_first: bool, tmp_path: Path
 ) -> None:
-    bounds = {"bounded": "[bound]\nmax-client-weight = 0.3\n", "free": ""}
+    literal = value if table == "bound" else f'"{value}"'
+    bounds = {"bounded": f"[{table}]\n{key} = {literal}\n", "free": ""}
     worst = {("bounded", "fedavg"): 0.2, ("free", "fedavg"): 0.5}
     names = sorted(bounds, reverse=not bounded_first)
     folders = [
@@ -444,8 +449,8 @@ def test_a_method_is_compared_with_the_baseline_that_has_the_same_weight_bound(
     ]
     texts = {text.partition(" points")[0] for text in sections(folders)[""]}
     assert {
-        "fedheal (bound.max-client-weight=0.3): worst domain +40.00 ± 0.00",
-        "fedheal (bound.max-client-weight=1.0): worst domain +10.00 ± 0.00",
+        f"fedheal ({table}.{key}={value}): worst domain +40.00 ± 0.00",
+        f"fedheal ({table}.{key}={default}): worst domain +10.00 ± 0.00",
     } <= texts
 
 

@@ -163,6 +163,7 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_run(tmp_path: Path) -
 
 def test_masked_and_plain_runs_with_personal_layers_give_the_same_model(tmp_path: Path) -> None:
     settings = {"client.name": "fedbn", "model.name": "cnn:norm=batch", **UNIFORM}
+    settings |= {"server.optimizer": "momentum", "server.lr": 0.5}
     models = []
     for secure in (True, False):
         run_config = config(

@@ -152,7 +152,7 @@ def test_a_strategy_restored_from_checkpoints_computes_the_same_rounds(name, tmp
 # --- whole runs ------------------------------------------------------------------------------
 
 METHODS = {
-    "fedavg": {"strategy.name": "fedavg", "evaluate.by": "both"},
+    "fedavg": {"strategy.name": "fedavg", "evaluate.by": "both", "server.optimizer": "adam"},
     "fedheal": {"strategy.name": "fedheal", "observe.window": 2},
     "fedequilibria": {"strategy.name": "fedequilibria", "evaluate.every": 2},
     "fedfv": {"strategy.name": "fedfv", "strategy.tau": 3, "checkpoint.every": 2},

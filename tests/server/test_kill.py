@@ -29,7 +29,10 @@ STRATEGY_NAMES = [
     "fedequilibria",
     *(name for name, strategy in STRATEGIES.items() if strategy.STATE),
 ]
-ARGUMENTS: dict[str, dict[str, Any]] = {"fedfv": {"strategy.tau": 3}}
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "fedavg": {"server.optimizer": "adam"},
+    "fedfv": {"strategy.tau": 3},
+}
 #: FairFed with a metric of group fairness, for which clients send counts of people.
 GROUPS = "fairfed:metric=demographic_parity_difference"
 ARGUMENTS[GROUPS] = {"data.name": "heart-disease", "data.groups": "sex", "evaluate.by": "both"}
@@ -122,6 +125,7 @@ def test_killed_and_resumed_runs_with_secure_aggregation_equal_an_uninterrupted_
     strategy, client, tmp_path
 ):
     settings = {"strategy.name": strategy, "client.name": client, "secure-aggregation": True}
+    settings["server.optimizer"] = "momentum"
     settings["num-server-rounds"] = SETTINGS["num-server-rounds"]
     begin = time.monotonic()
     finish(os.environ["FAIRFLOWER_HOME"], tmp_path / "whole", settings)
