@@ -34,7 +34,7 @@ BUDGETS = {
     "secure": 1180,
     "server": 3620,
     "statistics": 410,
-    "strategies": 3860,
+    "strategies": 3870,
     "tasks": 1050,
     "testing": 1230,
     "trackers": 260,
