@@ -82,12 +82,14 @@ class MultiKrum(Krum):
 
     Parameters
     ----------
+    f : int, optional
+        Number of clients of a round that may lie, as in `Krum`.
     m : int, optional
         Number of clients whose models are averaged. Default: K - f - 2 (the authors' library).
 
     See Also
     --------
-    Krum : The same with m = 1, and its argument f.
+    Krum : The same with m = 1.
 
     Examples
     --------
@@ -113,9 +115,14 @@ class Bulyan(Krum):
     Raises ``RoundFailed`` if K < 4 f + 3, which is refused before a run. The paper selects one
     client after another, with new scores for those left; Flower all at once, as here.
 
+    Parameters
+    ----------
+    f : int, optional
+        Number of clients of a round that may lie. Default: the largest that the bound allows.
+
     See Also
     --------
-    Krum : The score, and the argument f.
+    Krum : The score.
 
     Examples
     --------
