@@ -25,6 +25,7 @@ from fairflower.errors import (
     logger,
     naming_failures,
 )
+from fairflower.files import Arrays
 from fairflower.machine import release_memory
 from fairflower.models import initial_local_arrays
 from fairflower.numerics.group_fairness import Counts
@@ -35,6 +36,7 @@ from fairflower.secure.protocol import Halted
 from fairflower.secure.rounds import SecureAggregation
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
+from fairflower.server.contents import BEST
 from fairflower.server.evaluation import GroupMetrics, counts_in
 from fairflower.server.folder import LOG, RunFolder
 from fairflower.server.history import (
@@ -76,6 +78,7 @@ class RoundLoop:
         self._privacy = PrivacyLedger(self.config.privacy, numbers, begun)
         self._skipped: dict[str, str] = dict(folder.fact("skipped_metrics") or {})
         self._groups = GroupMetrics(folder, self.federation)
+        self._best: tuple[int, Arrays] = (0, {})  # round and model
         self._released = time.monotonic()
         self._tracker = NodeTracker(
             grid, setup.registry, self.config.round_timeout, stop, self.settings()
@@ -100,20 +103,25 @@ class RoundLoop:
         model = saved.model if saved else self.setup.evaluator.arrays()
         arrays = record_of(model)
         last, every = self.config.num_server_rounds, self.config.checkpoint.every
+        self._restore_best(saved)
         if saved and (saved.server_round == last or self._ends_early()):
             done = saved.server_round  # the run was stopped after its last round
             _check_summed(self.folder, done)
             tested = f"{self.folder.metrics.primary.name}/"
             if not any(tested in name for name in self.folder.metrics.of(done)):
                 self._evaluate(done, arrays)  # it was not known to be the last round
+                self.folder.append_metrics(done, "run", "", self._keep_best(done, arrays))
                 self._save(done, arrays)  # otherwise more rounds would cut off this test
             _warn_if_diverged(self.folder, self.setup, done)
             return
-        for server_round in range(saved.server_round + 1 if saved else 0, last + 1):
+        first = saved.server_round + 1 if saved else 0
+        if trained := self.setup.trained:  # its round is tested, and nothing is left to resume
+            first, last, every = trained.server_round, trained.server_round, 0
+        for server_round in range(first, last + 1):
             seconds: dict[str, float] = {}
             accuracies: dict[str, float] = {}
             with _timed(seconds, "seconds"):
-                if server_round > 0:
+                if server_round > 0 and not trained:
                     arrays = self._train(server_round, arrays, seconds)
                 ending = server_round == last or self._ends_early()
                 if ending:
@@ -122,7 +130,8 @@ class RoundLoop:
                     with _timed(seconds, "evaluate_seconds"):
                         accuracies = self._evaluate(server_round, arrays)
                     ending = ending or self._out_of_patience()
-            self.folder.append_metrics(server_round, "run", "", seconds | self._privacy.metrics())
+            overall = seconds | self._privacy.metrics() | self._keep_best(server_round, arrays)
+            self.folder.append_metrics(server_round, "run", "", overall)
             metrics = self.folder.metrics.of(server_round)
             progress.round(server_round, accuracies, metrics if accuracies else {})
             # Called before the checkpoint is written, so that a resumed run calls it again.
@@ -133,6 +142,7 @@ class RoundLoop:
                 release_memory()
                 self._released = time.monotonic()
             if ending:
+                self.folder.note("rounds", server_round)  # unless they have been trained here
                 _warn_if_diverged(self.folder, self.setup, server_round)
                 return
             if stopped:
@@ -157,8 +167,24 @@ class RoundLoop:
             self.folder.note("ended_early", f"{reason}; stop.patience = {stop.patience}")
         return best > 0
 
+    def _keep_best(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
+        """Keep the model if its round is the best so far; return the best round as a metric."""
+        by, merit = self.config.best, self.folder.metrics.merit
+        if by and merit(server_round, by) > merit(self._best[0], by):  # of equal rounds the first
+            self._best = server_round, arrays_of(arrays)
+            self.folder.write_best(*self._best, by)
+        return {"best_round": self._best[0]} if self._best[0] else {}
+
+    def _restore_best(self, saved: Checkpoint | None) -> None:
+        """Write the best model at a checkpoint; that in the folder may be of a later round."""
+        if saved and saved.best_round:
+            self._best = saved.best_round, saved.best or saved.model
+            self.folder.write_best(*self._best, self.config.best)
+        else:
+            (self.folder.path / BEST).unlink(missing_ok=True)
+
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
-        folder = self.folder
+        folder, (best_round, best) = self.folder, self._best
         with self._naming_failures(server_round):
             state = self.strategy.state_dict()
         now = Checkpoint(
@@ -169,6 +195,8 @@ class RoundLoop:
             sizes=folder.sizes(),
             config=self.config.to_flat(),
             facts=folder.kept_facts(),
+            best_round=best_round,
+            best={} if best_round == server_round else best,
         )
         checkpoint.save(folder.path, now, self.config.checkpoint.keep)
 
@@ -317,6 +345,8 @@ class RoundLoop:
         folder.append_dropped_in_test(server_round, strategy.dropped)
         self._report_failed_of_clients(server_round, answers, replies)
         keys = test_keys(answers, task, metric_names(self.config.evaluate.metrics))
+        if self.setup.trained:  # clients have no personal models without training
+            keys.pop(f"personal_{task.primary.name}", None)
         for client, answer in sorted(answers.items()):
             values = {name: float(answer[key]) for name, key in keys.items() if key in answer}  # type: ignore[arg-type]
             folder.append_metrics(server_round, LEVELS[split][1], str(client), values)
