@@ -158,7 +158,9 @@ class RunFolder:
         folder.metrics.read(path / "history.csv")
         _replace(path / "config.toml", config.to_toml().encode())
         folder._facts |= {**_RUNNING, "rounds": server_round, "path": str(path)}
-        folder._facts |= {"config": config.concise()} | ({} if sizes else {"label": config.label})
+        folder._facts |= {"config": config.concise()} | (
+            {} if sizes else {"label": facts.get("label", config.label)}
+        )
         session = {"after_round": server_round, "at": _now(), **_here(config)}
         session |= {"changed": changed} if changed else {}
         folder._facts.setdefault("resumed", []).append(session)

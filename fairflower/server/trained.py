@@ -19,12 +19,12 @@ from fairflower.config.methods import TaskSpec
 from fairflower.data import Federation
 from fairflower.data.cache import make_data_set
 from fairflower.data.data_set import mean_and_std
-from fairflower.errors import ConfigError, NotInstalled, failure_text, installed, quoted
+from fairflower.errors import ConfigError, NotInstalled, failure_text, installed, logger, quoted
 from fairflower.files import metadata
 from fairflower.models import Model, exchanged_arrays, set_arrays, to_numpy
 from fairflower.registry import CLASSIFICATION
 from fairflower.server import checkpoint
-from fairflower.server.contents import check_same_file, read_config, read_facts
+from fairflower.server.contents import BEST, MODEL, check_same_file, read_config, read_facts
 from fairflower.server.evaluation import CentralizedEvaluator
 
 
@@ -52,10 +52,12 @@ class TrainedModel:
 
     @property
     def label(self) -> str:
-        """Name in tables: the label of its run and the file's name, or its folder's name."""
-        if self.folder:
-            return f"{self.facts['label']} ({self.path.name})"
-        return f"{self.path.parent.name}/{self.path.name}"
+        """Name in tables: of a run's model its label and which model, else folder and file."""
+        name = self.path.name
+        which = {MODEL: "last model", BEST: "best model"}.get(name, name)
+        return (
+            f"{self.facts['label']} ({which})" if self.folder else f"{self.path.parent.name}/{name}"
+        )
 
     @property
     def server_round(self) -> int:
@@ -84,17 +86,17 @@ class TrainedModel:
 
     def _at_sites(self, federation: Federation) -> Federation:
         """Return a federation of sites with all classes and channels of the model."""
-        names: list[str] = self.facts.get("classes") or []
-        known: dict[str, Any] = {}
+        classes, known = tuple(self.facts.get("classes") or ()), dict[str, Any]()
+        names = classes or tuple(map(str, range(self.facts.get("num_classes") or 0)))
         if federation.kind == "images" and "shape" in self.facts:
             known["shape"] = (self.facts["shape"][0], *federation.shape[1:])
-        if set(federation.classes) < set(names):
-            known |= {"classes": tuple(names), "num_classes": len(names), "clients": []}
+        if federation.learns.classes and set(federation.class_names) < set(names):
+            clients = []
             for client in federation.clients:
-                counts = dict(zip(federation.classes, client.class_counts, strict=True))
+                counts = dict(zip(federation.class_names, client.class_counts, strict=True))
                 spread = tuple(counts.get(name, 0) for name in names)
-                known["clients"].append(replace(client, class_counts=spread))
-            known["clients"] = tuple(known["clients"])
+                clients.append(replace(client, class_counts=spread))
+            known |= {"classes": classes, "num_classes": len(names), "clients": tuple(clients)}
         return replace(federation, **known)
 
     def _scale(self, config: RunConfig) -> dict[str, Any]:
@@ -103,6 +105,11 @@ class TrainedModel:
         if self.folder and "sites" not in self.facts:
             data = checkpoint.run_config(self.folder, read_config(self.folder)).data
             if data.name == config.data.name:
+                drawn = config.data.redraw or config.data.validated
+                if drawn and config.data.seed != data.seed:
+                    text = "%s was trained with data.seed = %d, so it may have seen the test or "
+                    text += "validation examples that data.seed = %d draws."
+                    logger.warning(text, self._start, data.seed, config.data.seed)
                 return {}
             scale = mean_and_std(make_data_set(data), tuple(self.facts["shape"]))
         return {n: tuple(scale[n]) for n in ("mean", "std") if n in scale}

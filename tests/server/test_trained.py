@@ -27,6 +27,7 @@ from fairflower.config.run import default_values
 from fairflower.data import prepare
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, RunFolderError
+from fairflower.paths import home
 from fairflower.server import checkpoint
 from fairflower.server.contents import BEST, MODEL, read_facts
 
@@ -82,7 +83,7 @@ def test_a_model_has_the_scores_of_its_run_to_the_bit(name, trained, tmp_path, s
     assert {level for level, *_ in tested} == {
         *("domain", "client", "validation", "client-validation")
     }
-    assert read_facts(path)["label"] == f"fedheal ({name})"
+    assert read_facts(path)["label"] == f"fedheal ({'last' if name == MODEL else 'best'} model)"
     assert (read_facts(path)["status"], read_facts(path)["rounds"]) == ("completed", last)
 
 
@@ -142,7 +143,7 @@ def test_the_command_shows_a_row_beside_the_run(trained, tmp_path):
     (path,) = tmp_path.iterdir()
     tables = printed_tables(trained, path)
     assert re.search(r"fedheal \d", tables)
-    assert re.search(r"fedheal \(model\.safetensors\) \d", tables)
+    assert re.search(r"fedheal \(last model\) \d", tables)
     assert "The runs differ in evaluate.model" in tables
 
 
@@ -236,6 +237,31 @@ def test_a_test_of_a_model_has_no_model_and_is_not_the_run(trained, tmp_path):
     assert run_key(flat) != run_key(checkpoint.contents.read_config(path))
 
 
+def test_a_test_that_was_killed_is_resumed(trained, tmp_path, monkeypatch):
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fairflower.server.rounds.RoundLoop._evaluate", killed)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(trained, tmp_path)
+    (path,) = tmp_path.iterdir()
+    whole = ff.run(resume=path, progress=False)
+    assert whole.label == "fedheal (last model)"
+    assert scores_in(path, 3) == scores_in(trained, 3)
+
+
+@pytest.mark.parametrize("start", [ff.run, ff.compare])
+def test_other_commands_train(start):
+    with pytest.raises(ConfigError, match=r"evaluate\.model = 'x': use fairflower evaluate"):
+        start({"evaluate.model": "x"})
+
+
+def test_other_draws_of_the_data_are_warned_of(trained, tmp_path, caplog):
+    evaluate(trained, tmp_path, **{"data.seed": 1})
+    assert "was trained with data.seed = 0, so it may have seen" in caplog.text
+
+
 # --- sites ---------------------------------------------------------------------------------------
 
 
@@ -284,7 +310,22 @@ def test_sites_that_never_trained_are_asked_for_scores_only(tmp_path, sent):
     assert facts["clients"][0]["class_counts"][0] == 0
     north = {row for row in scores_in(path, 1) if row[1] == "north"}
     assert north == {row for row in scores_in(tested, 1) if row[1] == "north"}
-    assert facts["label"] == "fedheal (model.safetensors)"
+    assert facts["label"] == "fedheal (last model)"
     alone = [site(tmp_path, "other", ["cat", "horse"]), trained_at[0]]
     with pytest.raises(ConfigError, match=r"classes \['cat', 'cow', 'dog'\] in training, but "):
         by_flwr(at_sites(alone), **{"evaluate.model": str(path), "output-dir": str(tmp_path)})
+
+
+def test_sites_whose_classes_are_numbers_may_have_fewer(tmp_path):
+    def numbered(domain: str, classes: int) -> dict[str, Any]:
+        (tmp_path / domain).mkdir()
+        x, y = RNG.integers(0, 256, (12, 8, 8), np.uint8), np.arange(12) % classes
+        np.savez(tmp_path / domain / "a.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+        return {"domain": domain, "data-dir": str(tmp_path / domain), "smallest-group": 1}
+
+    settings = {"evaluate.by": "clients", "data.name": "npz", "num-server-rounds": 1}
+    by_flwr(at_sites([numbered("a", 4), numbered("b", 4)]), **settings, **{"run-name": "run"})
+    path = home() / "runs" / "run"
+    by_flwr(at_sites([numbered("c", 2)]), **{"evaluate.model": str(path), "run-name": "test"})
+    facts = read_facts(home() / "runs" / "test")
+    assert (facts["num_classes"], facts["clients"][0]["class_counts"]) == (4, [6, 6, 0, 0])
