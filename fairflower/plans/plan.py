@@ -332,12 +332,7 @@ class Plan:
 
 
 def run_title(config: RunConfig) -> str:
-    """Return a run's name in messages: the method's label, and the domain that is held out.
-
-    A model that is tested without training is named by its file.
-    """
-    if config.evaluate.model:
-        return config.evaluate.model
+    """Return a run's name in messages: the method's label, and the domain that is held out."""
     held_out = config.data.held_out
     return f"{config.label} without {held_out}" if held_out else config.label
 

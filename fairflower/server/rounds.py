@@ -59,6 +59,37 @@ DIVERGED = 10
 _RELEASE_EVERY = 5.0
 
 
+class BestModel:
+    """The model of the best round so far, which a run keeps beside the last.
+
+    ``by`` is the criterion (`fairflower.numerics.metrics.criterion`); "" keeps none.
+    """
+
+    def __init__(self, folder: RunFolder, by: str) -> None:
+        self.folder, self.by = folder, by
+        self.round = 0  # 0 if there is none
+        self.arrays: Arrays = {}
+
+    def restore(self, saved: Checkpoint | None) -> None:
+        """Go back to the best model at a checkpoint; that in the folder may be of a later round."""
+        if saved and saved.best_round:
+            self._write(saved.best_round, saved.best or saved.model)
+        else:
+            (self.folder.path / BEST).unlink(missing_ok=True)
+
+    def keep(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
+        """Keep the model if its round is the best so far; return the best round as a metric."""
+        merit = self.folder.metrics.merit
+        # Of equal rounds the first is the best.
+        if self.by and merit(server_round, self.by) > merit(self.round, self.by):
+            self._write(server_round, arrays_of(arrays))
+        return {"best_round": self.round} if self.round else {}
+
+    def _write(self, server_round: int, arrays: Arrays) -> None:
+        self.round, self.arrays = server_round, arrays
+        self.folder.write_best(server_round, arrays, self.by)
+
+
 class RoundLoop:
     """Trains, merges and tests in all rounds of a run."""
 
@@ -78,7 +109,7 @@ class RoundLoop:
         self._privacy = PrivacyLedger(self.config.privacy, numbers, begun)
         self._skipped: dict[str, str] = dict(folder.fact("skipped_metrics") or {})
         self._groups = GroupMetrics(folder, self.federation)
-        self._best: tuple[int, Arrays] = (0, {})  # round and model
+        self._best = BestModel(folder, self.config.best)
         self._released = time.monotonic()
         self._tracker = NodeTracker(
             grid, setup.registry, self.config.round_timeout, stop, self.settings()
@@ -103,14 +134,14 @@ class RoundLoop:
         model = saved.model if saved else self.setup.evaluator.arrays()
         arrays = record_of(model)
         last, every = self.config.num_server_rounds, self.config.checkpoint.every
-        self._restore_best(saved)
+        self._best.restore(saved)
         if saved and (saved.server_round == last or self._ends_early()):
             done = saved.server_round  # the run was stopped after its last round
             _check_summed(self.folder, done)
             tested = f"{self.folder.metrics.primary.name}/"
             if not any(tested in name for name in self.folder.metrics.of(done)):
                 self._evaluate(done, arrays)  # it was not known to be the last round
-                self.folder.append_metrics(done, "run", "", self._keep_best(done, arrays))
+                self.folder.append_metrics(done, "run", "", self._best.keep(done, arrays))
                 self._save(done, arrays)  # otherwise more rounds would cut off this test
             _warn_if_diverged(self.folder, self.setup, done)
             return
@@ -130,7 +161,7 @@ class RoundLoop:
                     with _timed(seconds, "evaluate_seconds"):
                         accuracies = self._evaluate(server_round, arrays)
                     ending = ending or self._out_of_patience()
-            overall = seconds | self._privacy.metrics() | self._keep_best(server_round, arrays)
+            overall = seconds | self._privacy.metrics() | self._best.keep(server_round, arrays)
             self.folder.append_metrics(server_round, "run", "", overall)
             metrics = self.folder.metrics.of(server_round)
             progress.round(server_round, accuracies, metrics if accuracies else {})
@@ -167,24 +198,8 @@ class RoundLoop:
             self.folder.note("ended_early", f"{reason}; stop.patience = {stop.patience}")
         return best > 0
 
-    def _keep_best(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
-        """Keep the model if its round is the best so far; return the best round as a metric."""
-        by, merit = self.config.best, self.folder.metrics.merit
-        if by and merit(server_round, by) > merit(self._best[0], by):  # of equal rounds the first
-            self._best = server_round, arrays_of(arrays)
-            self.folder.write_best(*self._best, by)
-        return {"best_round": self._best[0]} if self._best[0] else {}
-
-    def _restore_best(self, saved: Checkpoint | None) -> None:
-        """Write the best model at a checkpoint; that in the folder may be of a later round."""
-        if saved and saved.best_round:
-            self._best = saved.best_round, saved.best or saved.model
-            self.folder.write_best(*self._best, self.config.best)
-        else:
-            (self.folder.path / BEST).unlink(missing_ok=True)
-
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
-        folder, (best_round, best) = self.folder, self._best
+        folder, best = self.folder, self._best
         with self._naming_failures(server_round):
             state = self.strategy.state_dict()
         now = Checkpoint(
@@ -195,8 +210,8 @@ class RoundLoop:
             sizes=folder.sizes(),
             config=self.config.to_flat(),
             facts=folder.kept_facts(),
-            best_round=best_round,
-            best={} if best_round == server_round else best,
+            best_round=best.round,
+            best={} if best.round == server_round else best.arrays,
         )
         checkpoint.save(folder.path, now, self.config.checkpoint.keep)
 

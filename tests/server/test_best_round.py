@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import call, invoke
 from hypothesis import given
 from hypothesis import strategies as st
 from resuming import config, outcome, resume, session, stopped
@@ -177,6 +178,13 @@ def test_early_stopping_keeps_the_best_model_unless_it_is_told_not_to():
     assert best(**VALIDATED, **{"stop.patience": 2, "checkpoint.best": "none"}) == ""
 
 
+def test_a_run_that_stops_early_leaves_the_best_model_beside_the_last(tmp_path):
+    settings = VALIDATED | {"stop.patience": 1, "train.lr": 0.0, "num-server-rounds": 3}
+    path = session(config(tmp_path, **settings)).run()
+    assert read_facts(path)["rounds"] == 2
+    assert read_facts(path)["best"] == {"round": 1, "by": "average"}, "of equal rounds the first"
+
+
 def test_a_best_round_without_validation_examples_is_refused():
     with pytest.raises(ConfigError, match=r"checkpoint\.best = 'worst': the best round is chosen"):
         RunConfig.from_flat({"checkpoint.best": "worst"})
@@ -208,6 +216,15 @@ def test_tables_of_the_best_round_have_its_test_scores(whole, tmp_path):
     assert f"best round on validation examples (round {best})" in str(run.best)
     run.summary(tmp_path / "x.csv")
     assert ff.read(tmp_path / "x.csv").best.table.equals(run.best.table)
+
+
+def test_the_report_command_shows_the_best_rounds(whole, tmp_path):
+    output = call("report", str(whole), "--round", "best", "--out", str(tmp_path / "page"))
+    assert "best round on validation examples (round" in output
+    assert "best round on validation" in (tmp_path / "page" / "index.html").read_text()
+    text = call("report", str(whole), "--round", "best", "--format", "md")
+    assert "best round on validation examples (round" in text
+    assert "Unknown round 'first'" in invoke("report", str(whole), "--round", "first").output
 
 
 def test_a_run_without_a_best_round_has_no_such_table_or_model(tmp_path):
