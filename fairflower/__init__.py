@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from fairflower.errors import require
 
 if TYPE_CHECKING:
-    from fairflower.api import Result, Results, compare, read, run
+    from fairflower.api import Result, Results, compare, evaluate, read, run
     from fairflower.errors import StopRun
 
-__all__ = ["Result", "Results", "StopRun", "__version__", "compare", "read", "run"]
+__all__ = ["Result", "Results", "StopRun", "__version__", "compare", "evaluate", "read", "run"]
 
 try:
     __version__ = metadata.version("fairflower")

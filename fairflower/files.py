@@ -75,6 +75,13 @@ def sealed_facts(path: Path) -> dict[str, Any]:
         return dict(content["facts"])
 
 
+def metadata(path: Path) -> dict[str, str]:
+    """Return the metadata of a safetensors file; empty if it cannot be read."""
+    with suppress(SafetensorError, OSError), safe_open(path, framework="numpy") as file:
+        return dict(file.metadata() or {})
+    return {}
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Mapping[str, str], dict[str, Any]]]:
     """Yield the file, its header and its JSON; raise ``DamagedFile`` if it cannot be read."""

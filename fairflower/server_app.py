@@ -10,7 +10,7 @@ from rich.console import Console
 from fairflower.config import RunConfig
 from fairflower.config.run import check_tuned, default_values
 from fairflower.flower_compat import stopping_with_flower
-from fairflower.server.checkpoint import resumed_config
+from fairflower.server.checkpoint import evaluation_config, resumed_config
 from fairflower.server.session import Session
 
 app = ServerApp()
@@ -21,12 +21,14 @@ def main(grid: Grid, context: Context) -> None:
     """Start the run that the run config describes, or continue the run in the folder ``resume``."""
     config = RunConfig.from_flat(context.run_config)
     check_tuned([config])
+    # Flower sends all keys. The user has given those that differ from pyproject.toml.
+    flat, sent = config.to_flat(), {**default_values(), **context.run_config}
+    given = {k: v for k, v in flat.items() if sent.get(k, v) != default_values().get(k)}
     if config.resume:
-        # Flower sends all keys. The user has given those that differ from pyproject.toml.
-        flat, sent = config.to_flat(), {**default_values(), **context.run_config}
-        given = {k: v for k, v in flat.items() if sent.get(k, v) != default_values().get(k)}
         del given["resume"]
         config = resumed_config(Path(config.resume), given)
+    elif config.evaluate.model:
+        config = evaluation_config(config.evaluate.model, given)
     console, stop = Console(width=200, force_terminal=False), threading.Event()
     with stopping_with_flower(stop):
         Session(grid, config, console, stop=stop).run()

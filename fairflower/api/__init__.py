@@ -10,7 +10,7 @@ The module ``runs`` starts and reads runs, ``results`` provides DataFrames, figu
 """
 
 from fairflower.api.results import Result, Results
-from fairflower.api.runs import compare, read, run
+from fairflower.api.runs import compare, evaluate, read, run
 from fairflower.errors import StopRun
 
-__all__ = ["Result", "Results", "StopRun", "compare", "read", "run"]
+__all__ = ["Result", "Results", "StopRun", "compare", "evaluate", "read", "run"]

@@ -4,6 +4,7 @@ import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError
@@ -14,11 +15,12 @@ from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.config import RunConfig
 from fairflower.config.text import unknown
 from fairflower.data import Federation, prepare
-from fairflower.errors import ConfigError, RunFolderError, require
-from fairflower.files import replacing
+from fairflower.errors import ConfigError, RunFolderError, quoted, require
+from fairflower.files import Arrays, DamagedFile, replacing
 from fairflower.models import set_arrays
 from fairflower.registry import KINDS
 from fairflower.report.reading import Run, model_file
+from fairflower.server import checkpoint
 from fairflower.server.checkpoint import check_same_examples, run_config
 from fairflower.server.registration import recorded_sites
 from fairflower.training.build import build_model
@@ -27,11 +29,14 @@ from fairflower.training.device import choose_device
 #: Export format -> name of the file in the run folder.
 FORMATS = {"onnx": "model.onnx", "torchscript": "model.pt", "state-dict": "state-dict.safetensors"}
 
+#: A model that a run has kept: that of a round, the ``"best"``, or the last (None).
+Which = int | Literal["best"] | None
+
 
 def load_run_model(
-    run: Run, data_dir: str, device: str
+    run: Run, data_dir: str, device: str, which: Which = None
 ) -> tuple[RunConfig, Federation, nn.Module, torch.device]:
-    """Return a run's config, data, final model (see `load_model`) and device.
+    """Return a run's config, data, model (see `load_model`) and device.
 
     ``data_dir`` is the data folder if it differs from the folder used in training.
 
@@ -49,22 +54,47 @@ def load_run_model(
     chosen = choose_device(device, option="--device")
     federation = prepare(config.data)
     check_same_examples(run.path, run.info, federation)
-    return config, federation, load_model(run, config, federation).to(chosen), chosen
+    return config, federation, load_model(run, config, federation, which).to(chosen), chosen
 
 
-def load_model(run: Run, config: RunConfig, federation: Federation) -> nn.Module:
-    """Load a run's final model, in eval mode.
+def kept_arrays(run: Run, which: Which = None) -> tuple[Path, Arrays]:
+    """Return the file and the arrays of a model that a run has kept.
+
+    Raises ``RunFolderError`` if there is no such model, or it is damaged, and ``ConfigError`` if
+    the model of a round was not kept.
+    """
+    last, best = run.info["rounds"], run.info.get("best", {}).get("round")
+    path = run.path / "checkpoints"
+    try:
+        if which in (None, "best", last, best):
+            path = model_file(run, which not in (None, last))
+            return path, load_file(path)
+        if which in (kept := checkpoint.rounds(run.path)):
+            return path, checkpoint.model_of(run.path, int(which))
+    except (SafetensorError, DamagedFile) as error:
+        raise RunFolderError(f"{path} is damaged ({error}).") from error
+    listed = ", ".join(map(str, sorted({last, best or last, *kept})))
+    raise ConfigError(
+        f"round = {quoted(which)}: {run.path} has kept the models of rounds {listed}. A run keeps "
+        "more with a larger checkpoint.keep."
+    )
+
+
+def load_model(
+    run: Run, config: RunConfig, federation: Federation, which: Which = None
+) -> nn.Module:
+    """Load a run's final model, or another that it has kept, in eval mode.
 
     Raises `RunFolderError` if the run has no model or the model does not match the config.
     """
-    path = model_file(run)
+    path, arrays = kept_arrays(run, which)
     # As the clients build it: arrays that stay with them have their initial values.
     keeps = issubclass(config.client.factory, LocalArraysTrainer) and run.info.get("local_arrays")
     spec, seed = (config.model, config.seed) if keeps else (config.model.to_receive(), 0)
     model = build_model(spec, config.client, federation, seed=seed)
     try:
-        set_arrays(model, load_file(path), config.model.name)
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        set_arrays(model, arrays, config.model.name)
+    except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{path} does not contain a {config.model.name} for these data: {error}"
         ) from error
@@ -119,22 +149,26 @@ class Network(nn.Module):
         return {name: json.dumps(value) for name, value in attributes.items()}
 
 
-def network(run: Run, data_dir: str = "") -> Network:
-    """Load a run's final model on the CPU; raises the same errors as `load_run_model`."""
+def network(run: Run, data_dir: str = "", which: Which = None) -> Network:
+    """Load a run's model (`load_model`) on the CPU; errors are those of `load_run_model`."""
     if "sites" in run.info:  # the sites have the data; the run folder describes them
         federation = recorded_sites(run.path, run.info)
-        return Network(load_model(run, run_config(run.path, run.config), federation), federation)
-    _, federation, model, _ = load_run_model(run, data_dir, "cpu")
+        config = run_config(run.path, run.config)
+        return Network(load_model(run, config, federation, which), federation)
+    _, federation, model, _ = load_run_model(run, data_dir, "cpu", which)
     return Network(model, federation)
 
 
-def export(run: Run, format_: str, path: Path | None = None, data_dir: str = "") -> Path:
-    """Write a run's final model to a file that does not require fairflower; return its path.
+def export(
+    run: Run, format_: str, path: Path | None = None, data_dir: str = "", best: bool = False
+) -> Path:
+    """Write a run's final or best model to a file that does not require fairflower.
 
     ``"onnx"`` and ``"torchscript"`` export the whole `Network`, for any batch size.
     ``"state-dict"`` exports all arrays, including frozen arrays, for ``load_state_dict``, as
     safetensors. All files contain `Network.facts` as metadata. By default the file is written to
-    the run folder (`FORMATS`). An existing file is replaced.
+    the run folder (`FORMATS`), as ``best-model.onnx`` if it is the ``best``. An existing file is
+    replaced. Returns its path.
 
     Raises
     ------
@@ -151,8 +185,8 @@ def export(run: Run, format_: str, path: Path | None = None, data_dir: str = "")
         raise ConfigError(unknown("format", format_, FORMATS))
     if format_ == "onnx":
         require("export", "--format onnx")
-    whole = network(run, data_dir)
-    path = path or run.path / FORMATS[format_]
+    whole = network(run, data_dir, "best" if best else None)
+    path = path or run.path / f"{'best-' * best}{FORMATS[format_]}"
     path.parent.mkdir(parents=True, exist_ok=True)
     write = {"onnx": _onnx, "torchscript": _torchscript, "state-dict": _state_dict}[format_]
     with replacing(path) as temporary, warnings.catch_warnings():

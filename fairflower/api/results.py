@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, overload
 
 from rich.console import Console
 
-from fairflower.errors import ConfigError, RunFolderError
+from fairflower.errors import ConfigError, quoted
 from fairflower.numerics.scores import ACCURACY
 from fairflower.paths import path_of
 from fairflower.report import Analysis, Run, analyze, terminal_table, write_report, write_summary
 from fairflower.report.pages import html_table
-from fairflower.report.reading import model_file
 
 if TYPE_CHECKING:  # both are slow to import
     import numpy as np
@@ -64,6 +63,14 @@ class Results(Sequence["Result"]):
         if not isinstance(other, Results):
             return NotImplemented
         return Results((*self.runs, *other.runs))
+
+    @property
+    def best(self) -> Results:
+        """The same runs, with their best rounds in tables and verdicts (``checkpoint.best``).
+
+        Raises ``RunFolderError`` if a run has none.
+        """
+        return Results([run.at_best() for run in self.runs])
 
     @cached_property
     def _analysis(self) -> Analysis:
@@ -238,25 +245,26 @@ class Result(Results):
         Raises ``RunFolderError`` if the run did not complete any round, was read from a summary, or
         the file is damaged.
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+        from fairflower.api.final_model import kept_arrays
 
-        path = model_file(self.run)
-        try:
-            return load_file(path)
-        except SafetensorError as error:
-            raise RunFolderError(f"{path} is damaged ({error}).") from error
+        return kept_arrays(self.run)[1]
 
-    def network(self, data_dir: str | PathLike[str] = "") -> Network:
+    def network(
+        self, data_dir: str | PathLike[str] = "", *, best: bool = False, round: int | None = None
+    ) -> Network:
         """Return the final global model as a torch module that accepts raw examples.
 
+        With ``best``, it is the model of the best round (``checkpoint.best``), and with ``round``
+        that of a round whose model was kept (``checkpoint.keep``).
         The module normalizes examples itself. Class names and the scale of the examples come from
         the run's data set, which is read from ``data_dir`` if given. See
         `fairflower.api.final_model.Network`.
         """
         from fairflower.api.final_model import network
 
-        return network(self.run, str(data_dir))
+        if best and round is not None:
+            raise ConfigError(f"best = True and round = {quoted(round)}: choose one of them.")
+        return network(self.run, str(data_dir), "best" if best else round)
 
     def __repr__(self) -> str:
         return f"<{self.label}, seed {self.seed}: {self.run.progress}, in {self.path}>"

@@ -48,7 +48,7 @@ from fairflower.plans.plan import (
 )
 from fairflower.registry import METRICS
 from fairflower.report import Run, read_run, read_runs
-from fairflower.server.checkpoint import resumed_config
+from fairflower.server.checkpoint import evaluation_config, resumed_config
 
 if TYPE_CHECKING:  # Flower is slow to import, and errors in arguments come first
     from fairflower.server.progress import OnRound
@@ -169,6 +169,35 @@ def run(
     plan = Plan([config])
     announce(plan, console)
     (folder,) = execute(plan, console, on_round=on_round)
+    return Result(read_run(folder))
+
+
+def evaluate(
+    trained: str | PathLike[str],
+    settings: SettingsLike | None = None,
+    *,
+    seed: int | None = None,
+    output_dir: str | PathLike[str] | None = None,
+    progress: bool = True,
+    **options: Unpack[ShortSettings],
+) -> Result:
+    """Test a model without training, like ``fairflower evaluate``.
+
+    Parameters
+    ----------
+    trained : path
+        Run folder, for its last model, or a file: ``.safetensors``, such as the run folder's
+        ``best.safetensors``, or an exported ``.onnx`` or ``.pt`` (TorchScript).
+    settings, seed, output_dir, progress, **options
+        As in `run`. The defaults are the settings of the model's run folder; other ``data`` or
+        another ``model`` (a network's name) replace all settings of the run's.
+
+    Returns a run without training, whose scores are those of the model. Raises ``ConfigError``,
+    ``DataError`` or ``RunFolderError`` if the model cannot be tested on these data.
+    """
+    overrides = settings_from_options({**options, "seed": seed, "output_dir": output_dir})
+    config = evaluation_config(path_of("trained", trained), settings_of(settings) | overrides)
+    (folder,) = execute(Plan([config]), Console(quiet=not progress))
     return Result(read_run(folder))
 
 

@@ -40,7 +40,7 @@ def add(group: typer.Typer, command: Callable[..., None], name: str | None = Non
     group.command(name, help="\n\n".join(" ".join(text.split()) for text in paragraphs))(command)
 
 
-for command in (run.run, run.compare, tune.tune, report.report, report.export):
+for command in (run.run, run.compare, tune.tune, run.evaluate, report.report, report.export):
     add(app, command)
 add(app, listing.list_, "list")
 

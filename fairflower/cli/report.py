@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fairflower.report.tuning import Tuned
 
 FORMATS = ("html", "latex", "csv", "md")
+ROUNDS = ("last", "best")
 
 
 @friendly_errors()
@@ -66,6 +67,15 @@ def report(
         Path | None,
         typer.Option(help="Also write the data for tables and verdicts to this .csv file."),
     ] = None,
+    round_: Annotated[
+        str,
+        typer.Option(
+            "--round",
+            metavar="|".join(ROUNDS),
+            help="last: tables and verdicts of the last five tested rounds. best: of the best "
+            "round, which validation examples chose (checkpoint.best).",
+        ),
+    ] = "last",
     into: Annotated[
         Path | None,
         typer.Option(
@@ -81,6 +91,8 @@ def report(
     """
     if format_ not in FORMATS:
         raise ConfigError(unknown("format", format_, FORMATS))
+    if round_ not in ROUNDS:
+        raise ConfigError(unknown("round", round_, ROUNDS))
     if figures not in ("", "pdf"):
         raise ConfigError(unknown("format of figures", figures, ("pdf",)))
     if (table and format_ == "csv") or (figures and (table or format_ != "html")):
@@ -102,10 +114,11 @@ def report(
                 f"--format {format_} cannot be combined with --summary or --into. Remove one of "
                 "the options."
             )
-        write_text(format_, paths, out, table)
+        write_text(format_, paths, out, table, best=round_ == "best")
         return
     page = None if table else out or _page_folder(runs, paths)
-    if not print_report(paths, page, summary, table=table, pdf=bool(figures)):
+    best = round_ == "best"
+    if not print_report(paths, page, summary, table=table, pdf=bool(figures), best=best):
         raise typer.Exit(1)
     if into and source:
         from fairflower.report.pages import generated_markdown, replace_generated_block
@@ -173,14 +186,16 @@ def _page_folder(runs: list[Path], paths: list[Path]) -> Path | None:
     return parents[0] / "report"
 
 
-def write_text(format_: str, paths: list[Path], out: Path | None, table: str = "") -> None:
+def write_text(
+    format_: str, paths: list[Path], out: Path | None, table: str = "", best: bool = False
+) -> None:
     """Write the tables of runs as text to the file ``out``, or print them."""
     from fairflower.report.analysis import Analysis
     from fairflower.report.frames import csv_table
     from fairflower.report.pages import latex, markdown_tables
 
     messages = Console(stderr=True)
-    runs = readable_runs(paths, messages)
+    runs = readable_runs(paths, messages, best)
     if not runs:
         raise typer.Exit(1)
     analysis = Analysis(tuple(runs), table=table)
@@ -202,16 +217,18 @@ def print_report(
     tuned: Sequence[Tuned] = (),
     table: str = "",
     pdf: bool = False,
+    best: bool = False,
 ) -> bool:
     """Print the tables of runs and write a report; return False if no run can be read.
 
     The page is written to the folder ``out``, with figures also as PDF if ``pdf``, and the summary
     (.csv) to the file ``summary``. Trials of ``tuned`` methods are printed even if there are no
-    runs. Only tables with the text ``table`` in their titles are printed.
+    runs. Only tables with the text ``table`` in their titles are printed. With ``best``, they
+    are of the best rounds.
     """
     from fairflower.report import Analysis, terminal_table, write_report, write_summary
 
-    runs = readable_runs(paths, console)
+    runs = readable_runs(paths, console, best)
     analysis = Analysis(tuple(runs), tuple(tuned), table)
     if runs or tuned:
         console.print(terminal_table(analysis))
@@ -223,14 +240,14 @@ def print_report(
     return bool(runs)
 
 
-def readable_runs(paths: list[Path], messages: Console) -> list[Run]:
-    """Return the runs that can be read; print why other runs are skipped."""
+def readable_runs(paths: list[Path], messages: Console, best: bool = False) -> list[Run]:
+    """Return the runs that can be read, or their best rounds; print why others are skipped."""
     from fairflower.report import read_runs
 
     runs = []
     for path in paths:
         try:
-            runs += read_runs(path)
+            runs += [run.at_best() if best else run for run in read_runs(path)]
         except RunFolderError as error:
             messages.print(f"[yellow]Skipped:[/] {escape(printable(error))}", soft_wrap=True)
     return runs
@@ -254,6 +271,9 @@ def export(
         typer.Option("--out", "-o", help="Output file. Default: a file in the run folder."),
     ] = None,
     data_dir: DataDir = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Export the model of the best round (checkpoint.best).")
+    ] = False,
 ) -> None:
     """Export a run's final model for use in other programs."""
     from fairflower.api.final_model import FORMATS
@@ -262,4 +282,4 @@ def export(
 
     if out:
         check_output_file(out, Path(FORMATS.get(format_, "")).suffix)
-    say_where("model", write(read_run(run), format_, out, data_dir or ""))
+    say_where("model", write(read_run(run), format_, out, data_dir or "", best))

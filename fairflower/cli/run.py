@@ -37,7 +37,7 @@ from fairflower.plans.plan import (
     replicates,
     single_run_config,
 )
-from fairflower.server.checkpoint import resumed_config
+from fairflower.server.checkpoint import evaluation_config, resumed_config
 
 
 @with_settings(
@@ -192,6 +192,31 @@ def compare(
         parallel_runs,
         lambda: print_report(run_folders(folder / "runs"), folder / "report"),
     )
+
+
+@with_settings("data", "data_dir", "model", "seed", "output_dir")
+def evaluate(
+    trained: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Run folder, for its last model, or a file: .safetensors, such as "
+            "RUN/best.safetensors, or an exported .onnx or .pt (TorchScript).",
+        ),
+    ],
+    *,
+    overrides: ConfigOverrides,
+) -> None:
+    """Test a model without training, and write a run folder that reports can show beside others.
+
+    The settings of the model's run folder are the defaults, in particular model and data. --config,
+    other options and --set override them, in this order; other data (--data) or another model
+    (--model) replace all settings of the run's.
+    """
+    refuse_keys(overrides, {"resume": "test again", "evaluate.model": "name the model"})
+    plan = Plan([evaluation_config(trained, overrides.settings)])
+    folders = execute(plan, console)
+    print_report(folders)
 
 
 #: Keys that cannot be set for all runs of a comparison -> what to do instead.

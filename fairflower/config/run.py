@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import attrgetter
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -189,6 +190,14 @@ class RunConfig:
     def evaluates(self, split: str) -> bool:
         """Return whether models are tested on a split, ``"test"`` or ``"validation"``."""
         return self.evaluate.test if split == "test" else self.data.validated
+
+    @property
+    def best(self) -> str:
+        """Criterion for the best round, whose model is kept; empty if none is kept."""
+        best = self.checkpoint.best
+        if best == "auto":
+            best = "average" if self.stop.patience and self.data.validated else "none"
+        return "" if best == "none" else best
 
     @classmethod
     def from_flat(cls, flat: Mapping[str, Any]) -> RunConfig:
@@ -459,6 +468,12 @@ def _check_conflicts(config: RunConfig, kind: str) -> None:
             "data.validation-fraction or data.validation-examples, or remove evaluate.test.",
         ),
         (
+            config.best and not data.validated,
+            f"checkpoint.best = {config.checkpoint.best!r}: the best round is chosen on validation "
+            "examples, and the run has none. Set data.validation-fraction or "
+            "data.validation-examples, or checkpoint.best = 'none'.",
+        ),
+        (
             data.held_out and evaluate.by == "clients",
             f"data.held-out = {quoted(data.held_out)}: no client has this domain, so the server "
             "must test on it. Set evaluate.by to server or both, or remove data.held-out.",
@@ -518,8 +533,10 @@ def tested_split(config: Mapping[str, Any]) -> str:
 def method_key(config: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     """Return the settings that identify a run's method: all but seed and execution settings.
 
-    Arguments that equal the method's defaults are left out.
+    Arguments that equal the method's defaults are left out. Of a model that is tested without
+    training, which has another path in each run, there is only the file's name.
     """
+    config = {**config, "evaluate.model": Path(str(config.get("evaluate.model", ""))).name}
     left = {"seed", *execution_keys()}
     for choice in methods_of(config):
         defaults = choice.defaults() if choice.args else {}

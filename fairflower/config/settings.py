@@ -359,7 +359,19 @@ class CheckpointConfig:
         EXECUTION,
         "Number of rounds between two checkpoints. 0 disables checkpoints.",
     ] = 1
-    keep: Annotated[PositiveCount, EXECUTION, "Number of recent checkpoints to keep."] = 2
+    keep: Annotated[
+        PositiveCount,
+        EXECUTION,
+        "Number of recent checkpoints to keep. A completed run keeps one, unless keep is above 2.",
+    ] = 2
+    best: Annotated[
+        Literal["auto", "none", "average", "worst", "worst-half"],
+        EXECUTION,
+        "Criterion for the best round, whose model is also kept (best.safetensors): the primary "
+        "score on validation examples, as the average over domains, in the worst domain, or in the "
+        "worst half of the domains. auto: average with stop.patience and validation examples, "
+        "else none.",
+    ] = "auto"
 
 
 @dataclass(frozen=True)
@@ -436,6 +448,11 @@ class EvaluateConfig:
         "domain (as in the papers); clients: on each client, on its own test data; both: on the "
         "server and on the clients.",
     ] = "server"
+    model: Annotated[
+        str,
+        "Model that is tested without training: a run folder, or its best.safetensors or another "
+        "file. Empty trains a model. fairflower evaluate sets it, with the run's other settings.",
+    ] = ""
     every: Annotated[
         PositiveCount, "Number of rounds between two tests. The last model is always tested."
     ] = 1

@@ -278,6 +278,18 @@ def average_and_worst(better: int) -> tuple[Summary, Summary]:
     return replace(AVG, better=-1), replace(MAX, better=-1, phrase=MIN.phrase)
 
 
+def criterion(name: str, better: int) -> Summary:
+    """Return the summary by which rounds are chosen: ``average``, ``worst`` or ``worst-half``.
+
+    >>> [criterion(name, -1)([1.0, 2.0, 4.0, 5.0]) for name in ("average", "worst", "worst-half")]
+    [3.0, 5.0, 4.5]
+    """
+    average, low = average_and_worst(better)
+    formula = partial(worst_fraction, fraction=0.5, better=better)
+    half = replace(WORST_HALF, better=better, formula=formula)
+    return {"average": average, "worst": low, "worst-half": half}[name]
+
+
 class OverDomains(NamedTuple):
     """Summaries of a score over domains, in its unit and direction."""
 

@@ -138,9 +138,14 @@ def setup_summary(plan: Plan, federation: Federation) -> str:
         why = "data.fraction or data.examples-per-client" if part else equal
         examples += f", {unused:,} training examples unused ({why})"
     participation = "" if fraction == "1.0" else f", fraction-train {fraction}"
-    return (
+    of_data = (
         f"  data      {counted(clients, 'client')} of {counted(domains, 'domain')}{notes}; "
         f"{federation.kind}: {examples}\n"
+    )
+    if tested := plan.runs[0].evaluate.model:
+        return f"{of_data}  model     {tested}, tested without training"
+    return (
+        f"{of_data}"
         f"  training  {shared('model.name')}, lr {shared('train.lr')}, local epochs "
         f"{shared('train.local_epochs')}, batch size {shared('train.batch_size')}, "
         f"{shared('train.optimizer')}{participation}"

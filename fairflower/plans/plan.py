@@ -69,9 +69,11 @@ def grid_configs(
         _share(clients or [ClientConfig(ClientConfig.of(flat).name)], shared),
         _share(strategies or [StrategyConfig(StrategyConfig.of(flat).name)], shared),
     )
-    return [
+    configs = [
         RunConfig.from_flat(strategy.override(client.override(flat))) for client, strategy in pairs
     ]
+    _check_trains(configs[0])
+    return configs
 
 
 def references_named(given: str | Iterable[str] | None, dashes: str = "--") -> list[str]:
@@ -99,12 +101,22 @@ def single_run_config(
     for method in chosen:
         flat = method.override(flat)
     config = RunConfig.from_flat({**flat, **overrides})
+    _check_trains(config)
     if config.resume:
         raise ConfigError(
             f"resume = {config.resume!r}: this setting cannot be set here. Use --resume (in "
             "Python, the argument resume), which also restores the run's settings."
         )
     return config
+
+
+def _check_trains(config: RunConfig) -> None:
+    """Raise ``ConfigError`` if a model would be tested without training."""
+    if config.evaluate.model:
+        raise ConfigError(
+            f"evaluate.model = {config.evaluate.model!r}: use fairflower evaluate (in Python, "
+            "ff.evaluate), which also takes the settings of the model's run."
+        )
 
 
 def _share(choices: Sequence[Choice], shared: Mapping[str, Any]) -> list[Choice]:

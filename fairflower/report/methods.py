@@ -40,6 +40,9 @@ _FEDERATED = ("data.seed", "seed")
 
 BASELINES = ("fedavg", "uniform")
 
+#: What tables of the best rounds say of them.
+BEST_ROUND = "best round on validation examples"
+
 
 class Curve(NamedTuple):
     """A metric over R rounds: mean and std over runs, and whether all domains were tested."""
@@ -283,6 +286,10 @@ class Comparison:
         The numbers are left out if they differ between runs.
         """
         spans = {run.final_rounds(window) for run in self.kept_runs}
+        if any(run.chosen for run in self.kept_runs):
+            best = sorted({run.chosen for run in self.kept_runs if run.chosen})
+            which = f"s {best[0]} to {best[-1]}" if len(best) > 1 else f" {best[0]}"
+            return f"{BEST_ROUND} (round{which})"
         if len(spans) > 1:
             return "last round" if window == 1 else mean_of_last(map(len, spans), window)
         (rounds,) = spans

@@ -134,6 +134,10 @@ def notes(comparison: Comparison) -> Iterator[str]:
             f"The runs reached different rounds: {_values(reached)}. "
             "Only methods that reached the same round are compared."
         )
+    best = {m.name: [r.info["best"]["round"] for r in m.runs if "best" in r.info] for m in methods}
+    if any(best.values()):
+        rounds = {name: join_words([*map(str, found)]) for name, found in best.items() if found}
+        yield f"Best rounds on validation examples (checkpoint.best): {_values(rounds)}."
     if all(method.strategy != "uniform" and not method.reference for method in methods):
         yield (
             "Uniform weights are not among the runs. They alone often explain much of "

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,14 @@ from fairflower.config.run import tested_split
 from fairflower.config.text import join_words
 from fairflower.data import ClientInfo
 from fairflower.errors import RunFolderError, logger, quoted
+from fairflower.files import metadata
 from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.numerics.metrics import adjusted_rand, clustering_accuracy
 from fairflower.numerics.scores import ACCURACY, AUC, BALANCED_ACCURACY, Score
 from fairflower.server.contents import (
+    BEST,
+    MODEL,
     ChangedFile,
     Value,
     check_same_file,
@@ -65,9 +68,13 @@ class ScoreHistory:
     #: In base units (fractions), [R, K], with a row for each of ``rounds``. NaN for an untested
     #: domain or client.
     values: Vector
+    #: The only round that `last` returns; None: the last rounds.
+    chosen: int | None = None
 
     def last(self, window: int = WINDOW) -> NDArray[np.intp]:
         """Return the positions of the last ``window`` rounds; round 0 only if there is no other."""
+        if self.chosen is not None:
+            return np.flatnonzero(self.rounds == self.chosen)
         trained = np.flatnonzero(self.rounds > 0)
         return (trained if trained.size else np.arange(self.rounds.size))[-window:]
 
@@ -242,7 +249,21 @@ class Run(ScoreHistory):
         found = self.history[level, metric]
         tests = _tests(found, list(names), sorted(found))
         there = np.isfinite(tests.values).any(axis=1)
-        return ScoreHistory(rounds=tests.rounds[there], values=tests.values[there])
+        return self._choosing(tests.rounds[there], tests.values[there])
+
+    def _choosing(self, rounds: NDArray[np.int64], values: Vector) -> ScoreHistory:
+        return ScoreHistory(rounds=rounds, values=values, chosen=self.chosen)
+
+    def at_best(self) -> Self:
+        """Return the run with its best round in place of the last ones, in tables and verdicts.
+
+        Validation examples chose it (``checkpoint.best``). Raises ``RunFolderError`` if there is no
+        best round, or it was not tested on `split`.
+        """
+        best = self.info.get("best", {}).get("round")
+        if best not in self.rounds:
+            raise RunFolderError(f"{self.path} has no best round. {_BEST_KEPT}")
+        return replace(self, chosen=best)
 
     @cached_property
     def primary(self) -> Score:
@@ -269,7 +290,7 @@ class Run(ScoreHistory):
             return self.personal
         if metric == self.primary.name:
             return self
-        return ScoreHistory(rounds=self.rounds, values=self.scores[metric])
+        return self._choosing(self.rounds, self.scores[metric])
 
     def _by_domain(self, metric: str) -> Vector:
         found = self.history[LEVELS[self.split][0], metric]
@@ -364,7 +385,7 @@ class Run(ScoreHistory):
         for name in (m.name for m in METRICS if "groups" in self.info):
             over = _tests(self.history[OVERALL[self.split], name], (ALL, WORST_CLIENT), rounds)
             values = np.hstack([over.values, self._by_domain(name)])
-            found[name] = ScoreHistory(rounds=self.rounds, values=values)
+            found[name] = self._choosing(self.rounds, values)
         return found
 
     @cached_property
@@ -449,8 +470,12 @@ class Run(ScoreHistory):
         return str(self.config.get("data.groups", "")) if self.group_metrics else ""
 
 
-def model_file(run: Run) -> Path:
-    """Return the path of a run's last model; warn unless the run is completed.
+#: How a run keeps its best model.
+_BEST_KEPT = "A run keeps it with checkpoint.best and validation examples (data.validation-...)."
+
+
+def model_file(run: Run, best: bool = False) -> Path:
+    """Return the path of a run's last model, or the best; warn unless the run is completed.
 
     Raises ``RunFolderError`` if there is no model, or it is not the one that the run has written.
     """
@@ -460,12 +485,18 @@ def model_file(run: Run) -> Path:
         raise RunFolderError(
             f"{run.path} was read from a summary, which has no model. Read the run folder."
         )
-    path = run.path / "model.safetensors"
+    path = run.path / (BEST if best else MODEL)
+    if best and "best" not in run.info:
+        raise RunFolderError(f"{run.path} has no best model. {_BEST_KEPT}")
+    if tested := run.config.get("evaluate.model"):
+        raise RunFolderError(f"{run.path} has no model of its own: it has tested {tested}.")
     if not run.info["rounds"] and not path.is_file():
         raise RunFolderError(
             f"{run.path} has no model.safetensors, because the run did not complete any round."
         )
     check_same_file(path, run.info, "" if path.is_file() else "is missing")
+    if best and metadata(path).get("round") != str(run.info["best"]["round"]):
+        raise RunFolderError(f"{path} and run.json name different rounds. Resume the run.")
     if run.status != "completed":
         logger.warning("%s: %s. This is not the model of a completed run.", run.path, run.progress)
     return path

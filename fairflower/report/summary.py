@@ -48,7 +48,7 @@ _DIGITS = 8
 _FACTS = (
     *("label", "started", "rounds", "num_parameters", "model_bytes", "classes", "domains"),
     *("test_sizes", "validation_sizes", "held_out", "digest", "division", "redraw", "metrics"),
-    *("groups", "privacy", "task", "scores", "labels"),
+    *("groups", "privacy", "task", "scores", "labels", "best"),
 )
 
 #: Settings that a summary leaves out; reports need ``tuned``.
@@ -184,10 +184,15 @@ def _facts_file(path: Path) -> Path:
 
 
 def _last_values(run: Run) -> Iterator[Value]:
-    """Yield the values of the last tested rounds, those of round 0 only if there are no others."""
+    """Yield the values of the last tested rounds and, if it is known, of the best round before.
+
+    Those of round 0 are yielded only if there are no others.
+    """
+    best = run.info.get("best", {}).get("round")
     for (level, metric), found in run.history.values.items():
         tested = sorted(r for r, of in found.items() if np.isfinite([*of.values()]).any())
-        for r in ([r for r in tested if r] or tested)[-WINDOW:]:
+        trained = [r for r in tested if r] or tested
+        for r in [*(r for r in trained[:-WINDOW] if r == best), *trained[-WINDOW:]]:
             for name, value in found[r].items():
                 if np.isfinite(value):
                     yield Value(r, level, name, metric, value)

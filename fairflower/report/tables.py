@@ -44,6 +44,7 @@ from fairflower.report.contrasts import (
     pairs_text,
 )
 from fairflower.report.methods import (
+    BEST_ROUND,
     Comparison,
     Method,
     differing,
@@ -656,8 +657,9 @@ def _held_out_table(
     def tested(run: Run) -> float:
         return run.held_out_score(run.held_out_domain, adapted=adapted)
 
-    held = (run for row in rows for method in row.values() for run in method.runs)
+    held = [run for row in rows for method in row.values() for run in method.runs]
     span = mean_of_last(len(run.held_out.final_rounds()) for run in held)
+    span = BEST_ROUND if any(run.chosen for run in held) else span
     worst = "minimum" if score.better > 0 else "maximum"
     of_model = score.stated.replace(score.title, f"{score.title} of the global model", 1)
     what = (

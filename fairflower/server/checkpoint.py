@@ -24,7 +24,7 @@ from fairflower.config.run import (
     execution_keys,
     methods_of,
 )
-from fairflower.errors import ConfigError, RunFolderError, logger
+from fairflower.errors import ConfigError, RunFolderError, logger, quoted
 from fairflower.files import Arrays, DamagedFile, read_arrays, sealed_facts, write_arrays
 from fairflower.participation.availability import absolute_trace
 from fairflower.registry import METRICS
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 #: Settings that may change when a run is resumed: execution settings except the folder, and the
 #: number of rounds. (A new number of rounds changes the result of methods with a schedule over all
 #: rounds.)
-CHANGEABLE = (execution_keys() - {"run-name", "output-dir", "resume"}) | {"num-server-rounds"}
+CHANGEABLE = execution_keys() - {"run-name", "output-dir", "resume", "checkpoint.best"}
+CHANGEABLE |= {"num-server-rounds"}
 
 
 @dataclass(frozen=True)
@@ -51,18 +52,21 @@ class Checkpoint:
     sizes: Mapping[str, int]  # bytes of the growing files of the run folder
     config: Mapping[str, Any]  # RunConfig.to_flat()
     facts: Mapping[str, Any] = field(default_factory=dict)  # RunFolder.kept_facts()
+    best_round: int = 0  # the best so far by ``checkpoint.best``; 0 if none is kept
+    best: Arrays = field(default_factory=dict)  # its model; empty if it is ``model``
 
 
 def save(run: Path, checkpoint: Checkpoint, keep: int) -> None:
     """Write a checkpoint to a run folder, and delete all but the newest ``keep`` checkpoints."""
     arrays = {f"model/{name}": array for name, array in checkpoint.model.items()}
     arrays |= {f"state/{name}": array for name, array in checkpoint.state.items()}
+    arrays |= {f"best/{name}": array for name, array in checkpoint.best.items()}
     facts: dict[str, Any] = {"round": checkpoint.server_round, "seconds": checkpoint.seconds}
+    facts["best"] = checkpoint.best_round
     facts |= {name: dict(getattr(checkpoint, name)) for name in ("sizes", "config", "facts")}
     sizes = checkpoint.sizes.items()
     facts["digests"] = {name: contents.file_digest(run / name, n) for name, n in sizes}
-    path = run / "checkpoints" / f"round-{checkpoint.server_round:06}.safetensors"
-    write_arrays(path, arrays, facts)
+    write_arrays(_path(run, checkpoint.server_round), arrays, facts)
     prune(run, keep)
 
 
@@ -86,12 +90,22 @@ def load(run: Path) -> Checkpoint | None:
             server_round=facts["round"],
             model=_part(arrays, "model/"),
             state=_part(arrays, "state/"),
+            best_round=facts.get("best", 0),
+            best=_part(arrays, "best/"),
             **{name: facts[name] for name in ("seconds", "sizes", "config")},
         )
     if problems:
         listed = "".join(f"\n  {problem}" for problem in problems)
         raise ConfigError(f"All checkpoints of {run} are unusable. Start a new run.{listed}")
     return None
+
+
+def model_of(run: Path, server_round: int) -> Arrays:
+    """Return the global model in the checkpoint of a round.
+
+    Raises ``DamagedFile`` if it is damaged, and ``FileNotFoundError`` if it was not kept.
+    """
+    return _part(read_arrays(_path(run, server_round))[0], "model/")
 
 
 def _check_begins_as(file: Path, size: int, digest: str | None, name: str) -> None:
@@ -165,6 +179,45 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
     config = RunConfig.from_flat(settings) if changed else run_config(run, settings)
     _check_resumable(run, facts, config)
     return config
+
+
+#: Settings of a run that have no effect on tests of its model, and may not fit them.
+_OF_TRAINING = ("privacy.", "stop.", "secure-aggregation", "sites")
+
+
+def evaluation_config(model: str | Path, given: Mapping[str, Any]) -> RunConfig:
+    """Return the config for testing a model: the settings of its run folder, and those ``given``.
+
+    Other ``given`` data or another ``given`` model replace all settings of the run's. Without a run
+    folder, other settings have their defaults. Raises ``ConfigError`` if there is no such model.
+    """
+    path, folder = model_at(model)
+    flat: dict[str, Any] = {"num-server-rounds": 1}
+    if folder:
+        replaced = tuple(f"{table}." for table in ("data", "model") if f"{table}.name" in given)
+        flat = {
+            key: value
+            for key, value in contents.read_config(folder).items()
+            if not key.startswith((*_OF_TRAINING, *replaced))
+            and (key.startswith("data.") or key not in execution_keys())
+        }
+    return RunConfig.from_flat(flat | {"engine": "inline", **given, "evaluate.model": str(path)})
+
+
+def model_at(model: str | Path) -> tuple[Path, Path | None]:
+    """Return the file of a model that ``evaluate.model`` names, and its run folder or None.
+
+    Raises ``ConfigError`` if there is no such file, or no such kind of file.
+    """
+    path, start = Path(model).expanduser().absolute(), f"evaluate.model = {quoted(str(model))}"
+    path = path / contents.MODEL if path.is_dir() else path
+    if path.suffix not in (".safetensors", ".onnx", ".pt"):
+        raise ConfigError(
+            f"{start}: expected a run folder, or a file .safetensors, .onnx or .pt (TorchScript)."
+        )
+    if not path.is_file():
+        raise ConfigError(f"{start}: there is no file {path}.")
+    return path, path.parent if (path.parent / "run.json").is_file() else None
 
 
 def _check_given(run: Path, flat: Mapping[str, Any], given: Mapping[str, Any]) -> None:
@@ -311,6 +364,10 @@ def resumable_configs(folder: Path) -> list[RunConfig]:
 def _paths(run: Path) -> list[Path]:
     """Return the checkpoint files of a run folder, newest first."""
     return sorted(run.glob(f"checkpoints/round-{6 * '[0-9]'}.safetensors"), reverse=True)
+
+
+def _path(run: Path, server_round: int) -> Path:
+    return run / "checkpoints" / f"round-{server_round:06}.safetensors"
 
 
 def _round(path: Path) -> int:

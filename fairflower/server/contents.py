@@ -27,6 +27,10 @@ HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
 
 GROWING = ("history.csv", "diagnostics.jsonl")  # files to which a run appends
 
+MODEL, BEST = "model.safetensors", "best.safetensors"  # models of the last and of the best round
+
+DIGESTED = (*GROWING, MODEL, BEST)  # files whose digests ``run.json`` has when a run has ended
+
 
 class ChangedFile(RunFolderError):
     """A file of a run folder is not as the run has written it."""
@@ -72,6 +76,13 @@ class Sites(TypedDict):
 
     federation: dict[str, Any]
     numbered: bool
+
+
+class Best(TypedDict):
+    """The best round so far, whose model is ``best.safetensors``, and the criterion for it."""
+
+    round: Count
+    by: str
 
 
 class Privacy(TypedDict):
@@ -150,6 +161,7 @@ class Info(Part, total=False):
     untracked: dict[Digits, str]
     ended_early: str | None
     diverged: float | None
+    best: Best
     client_state: bool
     metrics: dict[str, int]  # user-defined metrics: 1 if higher is better, -1 if lower is better
     skipped_metrics: dict[str, str]

@@ -79,9 +79,9 @@ class RunFolder:
     The files are ``config.toml`` (all settings, for ``--config``), ``run.json`` (status, versions,
     machine, clients), ``history.csv`` (columns round, level, name, metric and value),
     ``diagnostics.jsonl`` (an object for each round, and for each test with dropped replies),
-    ``model.safetensors`` (the final model), `LOG`, and ``checkpoints``
-    (`fairflower.server.checkpoint`). A process locks the folder from `create` or `reopen` until
-    `finish`.
+    ``model.safetensors`` (the final model), ``best.safetensors`` (the model of the best round, with
+    ``checkpoint.best``), `LOG`, and ``checkpoints`` (`fairflower.server.checkpoint`). A process
+    locks the folder from `create` or `reopen` until `finish`.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class RunFolder:
 
         ``facts`` are additional entries for ``run.json`` (domains, clients, number of parameters).
         """
-        method = file_name(config.label).replace("=", "")
+        method = file_name(facts.get("label", config.label)).replace("=", "")
         name = f"{datetime.now():%Y%m%d-%H%M%S}-{method}-{file_name(config.data.name)}"
         path, lock = _new_folder(runs_home(config), config.run_name or f"{name}-seed{config.seed}")
         program = Path(sys.argv[0]).name
@@ -158,7 +158,9 @@ class RunFolder:
         folder.metrics.read(path / "history.csv")
         _replace(path / "config.toml", config.to_toml().encode())
         folder._facts |= {**_RUNNING, "rounds": server_round, "path": str(path)}
-        folder._facts |= {"config": config.concise()} | ({} if sizes else {"label": config.label})
+        folder._facts |= {"config": config.concise()} | (
+            {} if sizes else {"label": facts.get("label", config.label)}
+        )
         session = {"after_round": server_round, "at": _now(), **_here(config)}
         session |= {"changed": changed} if changed else {}
         folder._facts.setdefault("resumed", []).append(session)
@@ -245,15 +247,22 @@ class RunFolder:
 
     def write_model(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Replace the file of the global model atomically."""
-        dense = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-        _replace(self.path / "model.safetensors", save(dense))
+        _replace(self.path / contents.MODEL, save(_dense(arrays)))
+
+    def write_best(self, server_round: int, arrays: Mapping[str, NDArray[Any]], by: str) -> None:
+        """Replace the file of the best round's model atomically, and note the round.
+
+        A run may be killed in between, so the file's metadata have the round, too.
+        """
+        _replace(self.path / contents.BEST, save(_dense(arrays), {"round": str(server_round)}))
+        self.note("best", {"round": server_round, "by": by})
 
     def finish(self, status: str, error: str | None = None) -> None:
         """Write the final status (completed, stopped or failed), and unlock the folder."""
         ended = {"finished": _now(), "seconds": self.seconds}
         self._facts |= {"status": status, "error": error, **ended}
         try:
-            written = [self.path / name for name in (*contents.GROWING, "model.safetensors")]
+            written = [self.path / name for name in contents.DIGESTED]
             self._facts["files"] = {f.name: contents.file_digest(f) for f in written if f.exists()}
             self._write_facts()
         finally:
@@ -317,7 +326,7 @@ def _facts_after(server_round: int, facts: Mapping[str, Any]) -> dict[str, Any]:
         name: {r: why for r, why in facts.get(name, {}).items() if 0 < server_round >= int(r)}
         for name in ("halted_rounds", "untracked")
     }
-    later = ("ended_early", "diverged", "files", *by_round)
+    later = ("ended_early", "diverged", "best", "files", *by_round)
     kept = {name: value for name, value in facts.items() if name not in later}
     return kept | {name: reasons for name, reasons in by_round.items() if reasons}
 
@@ -381,6 +390,10 @@ def _new_folder(parent: Path, name: str) -> tuple[Path, FileLock]:
         f"{parent / name} and 998 numbered folders with this name already exist. Choose another "
         "name."
     )
+
+
+def _dense(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {name: np.asarray(array, order="C") for name, array in arrays.items()}
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fairflower.arguments import Range
-from fairflower.numerics.metrics import mean, over_domains
+from fairflower.numerics.metrics import criterion, mean, over_domains
 from fairflower.numerics.scores import ACCURACY, Score, from_numbers
 from fairflower.server.contents import Value, read_history
 from fairflower.tasks import Task
@@ -74,7 +74,8 @@ class History:
     - ``global_<metric>`` and ``worst_client_<metric>`` for each metric of group fairness, if the
       data have groups of people; with the prefix ``validation_`` for validation examples;
     - ``train_loss``, the mean over the training examples of the merged clients;
-    - metrics of the whole round, for example ``seconds``.
+    - metrics of the whole round, for example ``seconds``, or ``best_round``, the best round so far
+      (``checkpoint.best``).
     """
 
     def __init__(self, domains: Sequence[str], primary: Score = ACCURACY) -> None:
@@ -139,6 +140,19 @@ class History:
             for r, losses in sorted(self["validation", "loss"].items())
             if r > 0 and losses.keys() >= set(self.domains)
         }
+
+    def merit(self, server_round: int, by: str) -> float:
+        """Return a round's primary score on validation examples, negative if lower is better.
+
+        ``by`` is a `fairflower.numerics.metrics.criterion` over domains. Minus infinity for round
+        0, and if a domain has no finite score. Rounded, so that errors of sums break no tie.
+        """
+        tests = self["validation", self.primary.name].get(server_round, {}) if server_round else {}
+        scores = [tests.get(domain, math.nan) for domain in self.domains]
+        if not np.isfinite(scores).all():
+            return -math.inf
+        better = self.primary.better
+        return better * float(f"{criterion(by, better)(scores):.12g}")
 
     def last_test(self) -> tuple[int, dict[str, float]]:
         """Return the last tested round and the score per domain, NaN if a domain was not tested.

@@ -73,7 +73,7 @@ class RunProgress:
 
         ``scores`` maps domains to primary scores, NaN for a domain without a test; it is empty if
         the round was not tested. From ``metrics``, only the score on a held-out domain, the
-        differences between groups of people and ``epsilon`` are shown.
+        differences between groups of people, the best round and ``epsilon`` are shown.
         """
         if scores:
             self._rows.append((server_round, dict(scores), _beside(metrics or {}, self._score)))
@@ -175,12 +175,13 @@ def _over(score: Score) -> tuple[Summary, ...]:
 
 
 def _beside(metrics: Mapping[str, float], score: Score) -> dict[str, str]:
-    """Return the held-out domain's score, the differences between groups, and epsilon."""
+    """Return the held-out domain's score, differences between groups, the best round, epsilon."""
     start = f"{HELD_OUT_PREFIX}{score.name}/"
     held_out = [name for name in metrics if name.startswith(start)]
     beside = {f"held out: {n.removeprefix(start)}": _text(score, metrics[n]) for n in held_out}
     named = {f"{ALL}_{metric.name}": metric for metric in DIFFERENCES}
     beside |= {m.title: _text(m, metrics[name]) for name, m in named.items() if name in metrics}
+    beside |= {"best": f"round {metrics['best_round']:.0f}"} if "best_round" in metrics else {}
     return beside | ({"epsilon": f"{metrics['epsilon']:.3g}"} if "epsilon" in metrics else {})
 
 

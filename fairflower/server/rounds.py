@@ -27,7 +27,7 @@ from fairflower.errors import (
     logger,
     naming_failures,
 )
-from fairflower.files import write_arrays
+from fairflower.files import Arrays, write_arrays
 from fairflower.machine import release_memory
 from fairflower.models import initial_local_arrays
 from fairflower.numerics.group_fairness import Counts
@@ -38,6 +38,7 @@ from fairflower.secure.protocol import Halted
 from fairflower.secure.rounds import SecureAggregation
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
+from fairflower.server.contents import BEST
 from fairflower.server.evaluation import GroupMetrics, counts_in
 from fairflower.server.examples import EXAMPLES, examples_of
 from fairflower.server.folder import LOG, RunFolder
@@ -63,6 +64,37 @@ DIVERGED = 10
 _RELEASE_EVERY = 5.0
 
 
+class BestModel:
+    """The model of the best round so far, which a run keeps beside the last.
+
+    ``by`` is the criterion (`fairflower.numerics.metrics.criterion`); "" keeps none.
+    """
+
+    def __init__(self, folder: RunFolder, by: str) -> None:
+        self.folder, self.by = folder, by
+        self.round = 0  # 0 if there is none
+        self.arrays: Arrays = {}
+
+    def restore(self, saved: Checkpoint | None) -> None:
+        """Go back to the best model at a checkpoint; that in the folder may be of a later round."""
+        if saved and saved.best_round:
+            self._write(saved.best_round, saved.best or saved.model)
+        else:
+            (self.folder.path / BEST).unlink(missing_ok=True)
+
+    def keep(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
+        """Keep the model if its round is the best so far; return the best round as a metric."""
+        merit = self.folder.metrics.merit
+        # Of equal rounds the first is the best.
+        if self.by and merit(server_round, self.by) > merit(self.round, self.by):
+            self._write(server_round, arrays_of(arrays))
+        return {"best_round": self.round} if self.round else {}
+
+    def _write(self, server_round: int, arrays: Arrays) -> None:
+        self.round, self.arrays = server_round, arrays
+        self.folder.write_best(server_round, arrays, self.by)
+
+
 class RoundLoop:
     """Trains, merges and tests in all rounds of a run."""
 
@@ -84,6 +116,7 @@ class RoundLoop:
         self._groups = GroupMetrics(folder, self.federation)
         keeping = self.config.reference == "alone" and self.config.evaluate.by != "clients"
         self._own_models = OwnModels(setup, folder) if keeping else None
+        self._best = BestModel(folder, self.config.best)
         self._released = time.monotonic()
         self._tracker = NodeTracker(
             grid, setup.registry, self.config.round_timeout, stop, self.settings()
@@ -107,6 +140,7 @@ class RoundLoop:
         """
         arrays = record_of(saved.model if saved else self.setup.evaluator.arrays())
         last, every = self.config.num_server_rounds, self.config.checkpoint.every
+        self._best.restore(saved)
         if saved and (saved.server_round == last or self._ends_early()):
             done = saved.server_round  # the run was stopped after its last round
             _check_summed(self.folder, done)
@@ -114,14 +148,18 @@ class RoundLoop:
             if not any(tested in name for name in self.folder.metrics.of(done)):
                 self._evaluate(done, arrays)  # it was not known to be the last round
                 self._test_elsewhere(done, arrays)
+                self.folder.append_metrics(done, "run", "", self._best.keep(done, arrays))
                 self._save(done, arrays)  # otherwise more rounds would cut off this test
             self._end(done, arrays)
             return
-        for server_round in range(saved.server_round + 1 if saved else 0, last + 1):
+        first = saved.server_round + 1 if saved else 0
+        if trained := self.setup.trained:  # its round is tested, and nothing is left to resume
+            first, last, every = trained.server_round, trained.server_round, 0
+        for server_round in range(first, last + 1):
             seconds: dict[str, float] = {}
             accuracies: dict[str, float] = {}
             with _timed(seconds, "seconds"):
-                if server_round > 0:
+                if server_round > 0 and not trained:
                     arrays = self._train(server_round, arrays, seconds)
                 ending = server_round == last or self._ends_early()
                 if ending:
@@ -132,7 +170,8 @@ class RoundLoop:
                     ending = ending or self._out_of_patience()
                 if ending:
                     self._test_elsewhere(server_round, arrays)
-            self.folder.append_metrics(server_round, "run", "", seconds | self._privacy.metrics())
+            overall = seconds | self._privacy.metrics() | self._best.keep(server_round, arrays)
+            self.folder.append_metrics(server_round, "run", "", overall)
             metrics = self.folder.metrics.of(server_round)
             progress.round(server_round, accuracies, metrics if accuracies else {})
             # Called before the checkpoint is written, so that a resumed run calls it again.
@@ -143,6 +182,7 @@ class RoundLoop:
                 release_memory()
                 self._released = time.monotonic()
             if ending:
+                self.folder.note("rounds", server_round)  # unless they have been trained here
                 self._end(server_round, arrays)
                 return
             if stopped:
@@ -184,7 +224,7 @@ class RoundLoop:
         return best > 0
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
-        folder = self.folder
+        folder, best = self.folder, self._best
         with self._naming_failures(server_round):
             state = self.strategy.state_dict()
         now = Checkpoint(
@@ -195,6 +235,8 @@ class RoundLoop:
             sizes=folder.sizes(),
             config=self.config.to_flat(),
             facts=folder.kept_facts(),
+            best_round=best.round,
+            best={} if best.round == server_round else best.arrays,
         )
         checkpoint.save(folder.path, now, self.config.checkpoint.keep)
 
@@ -351,6 +393,8 @@ class RoundLoop:
         folder.append_dropped_in_test(server_round, strategy.dropped)
         self._report_failed_of_clients(server_round, answers, replies)
         keys = test_keys(answers, task, metric_names(self.config.evaluate.metrics))
+        if self.setup.trained:  # clients have no personal models without training
+            keys.pop(f"personal_{task.primary.name}", None)
         for client, answer in sorted(answers.items()):
             values = {name: float(answer[key]) for name, key in keys.items() if key in answer}  # type: ignore[arg-type]
             folder.append_metrics(server_round, LEVELS[split][1], str(client), values)

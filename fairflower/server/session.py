@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from rich.console import Console
 
 from fairflower.config import RunConfig
+from fairflower.config.settings import CheckpointConfig
 from fairflower.data import with_absolute_dir
 from fairflower.engines.ray_cluster import last_words
 from fairflower.errors import ConfigError, RunInterrupted, StopRun, WriteError, error_text, logger
@@ -95,7 +96,8 @@ class Session:
         with _LogFile(folder.path / LOG, encoding="utf-8") as log:
             try:
                 self._warn(setup)
-                done = saved.server_round if saved else 0
+                begun = saved or setup.trained
+                done = begun.server_round if begun else 0
                 progress.start(folder.path, done, folder.metrics.primary)
                 if saved:
                     folder.write_model(saved.model)
@@ -103,7 +105,8 @@ class Session:
                 rounds = RoundLoop(self.grid, setup, folder, self.stop)
                 rounds.run(saved, progress, callbacks.round)
                 # The last checkpoint is kept, because num-server-rounds can be increased later.
-                checkpoint.prune(folder.path, keep=1)
+                keep = self.config.checkpoint.keep
+                checkpoint.prune(folder.path, keep if keep > CheckpointConfig.keep else 1)
                 folder.finish("completed")
             except StopRun:
                 folder.finish("stopped")

@@ -42,6 +42,7 @@ from fairflower.server.checkpoint import earlier_facts, part_digests
 from fairflower.server.evaluation import CentralizedEvaluator
 from fairflower.server.history import ADAPTED
 from fairflower.server.privacy import check_reachable
+from fairflower.server.trained import TrainedModel
 from fairflower.strategies import FairStrategy
 from fairflower.strategies.references import reference_options
 from fairflower.tasks import CLASSIFICATION
@@ -64,6 +65,8 @@ class RunSetup:
     strategy: FairStrategy
     #: The federation with its examples; None if only the clients have them.
     examples: Federation | None
+    #: The model that is tested without training; None if one is trained.
+    trained: TrainedModel | None = None
 
     @cached_property
     def frozen(self) -> str:
@@ -143,6 +146,7 @@ class RunSetup:
             "parts": part_digests(config),
             "validation_sizes": federation.validation_sizes,
             "metrics": directions(load_metrics(config.evaluate.metrics)),
+            "label": self.trained.label if self.trained else "",
             "held_out": federation.held_out,
             "held_out_size": federation.held_out_size,
             "division": federation.division,
@@ -183,13 +187,19 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     registration.check_num_supernodes(len(registry.nodes), num_clients)
     check_client_settings(config, federation)
     registry = replace(registry, nodes={k: registry.nodes[k] for k in range(num_clients)})
+    trained = TrainedModel.open(config.evaluate.model) if config.evaluate.model else None
+    if trained:
+        federation = trained.fitted(federation, config, registry.sites)
     evaluator = CentralizedEvaluator(config, federation)
+    if trained:
+        trained.load(evaluator)
     if config.evaluate.by != "clients":  # otherwise the server may lack the tokenizer
         _check_padding(config, evaluator.model)
     strategy = _make_strategy(config, evaluator)
     check_fewest_clients(config, strategy, num_clients)
     _check_task(config, strategy, federation)
-    _check_network(config, evaluator, strategy)
+    if not trained:
+        _check_network(config, evaluator, strategy)
     if config.privacy.on:
         if buffers := sorted(strategy.buffers_of(evaluator.arrays())):
             raise ConfigError(
@@ -204,7 +214,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     if config.evaluate.by == "clients":
         apart = is_deployed(grid) or config.ray_address or registry.sites
         examples = None if apart else prepare(config.data)
-    setup = RunSetup(config, federation, registry, evaluator, strategy, examples)
+    setup = RunSetup(config, federation, registry, evaluator, strategy, examples, trained)
     setup.enroll(registry.nodes)
     return setup
 

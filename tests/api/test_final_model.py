@@ -287,9 +287,7 @@ def test_impossible_exports_are_refused(
         export(run, "onxx")
     for kind, format_ in ((Fixed, "torchscript"), (Undecided, "torchscript")):
         exported = wrapped(kind(3, (3, 8, 8)).eval(), (3, 8, 8))
-        monkeypatch.setattr(
-            final_model, "network", lambda run, data_dir, exported=exported: exported
-        )
+        monkeypatch.setattr(final_model, "network", lambda *_, exported=exported: exported)
         with pytest.raises(
             RunFolderError, match=rf"cnn cannot be exported as {format_} .*state-dict"
         ):
@@ -309,7 +307,7 @@ def test_a_model_without_a_static_graph_is_not_exported_as_onnx(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exported = wrapped(Undecided(3, (3, 8, 8)).eval(), (3, 8, 8))
-    monkeypatch.setattr(final_model, "network", lambda run, data_dir: exported)
+    monkeypatch.setattr(final_model, "network", lambda *_: exported)
     with pytest.raises(RunFolderError, match=r"cnn cannot be exported as onnx .*state-dict"):
         export(read_run(plain), "onnx", tmp_path / "a")
     assert not list(tmp_path.iterdir())
