@@ -38,7 +38,7 @@ from fairflower.statistics import differences as paired_differences
 #: Summaries of which documents tell intervals.
 SUMMARIES = (
     *("heart-disease", "fisher-readings-office", "fisher-readings-digits"),
-    *("gsam-uci-digits", "gsam-digits"),
+    *("gsam-uci-digits", "gsam-digits", "references-heart-disease"),
 )
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -686,6 +686,7 @@ def test_documented_intervals_are_among_the_computed_ones(findings: Findings) ->
             (
                 *of_measure.against_baselines.values(),
                 *(group.contrasts for group in chain(*of_measure.further.values())),
+                *(group.contrasts for group in chapter.gains),
             )
             for of_measure in chapter.contrasts
         ):
