@@ -196,7 +196,8 @@ class RunConfig:
         """Criterion for the best round, whose model is kept; empty if none is kept."""
         best = self.checkpoint.best
         if best == "auto":
-            best = "average" if self.stop.patience and self.data.validated else "none"
+            chosen = self.stop.patience and self.data.validated and self.reference != "alone"
+            best = "average" if chosen else "none"
         return "" if best == "none" else best
 
     @classmethod
@@ -472,6 +473,11 @@ def _check_conflicts(config: RunConfig, kind: str) -> None:
             f"checkpoint.best = {config.checkpoint.best!r}: the best round is chosen on validation "
             "examples, and the run has none. Set data.validation-fraction or "
             "data.validation-examples, or checkpoint.best = 'none'.",
+        ),
+        (
+            config.best and config.reference == "alone",
+            f"checkpoint.best = {config.checkpoint.best!r}: with strategy.name = 'alone' there is "
+            "no common model to keep. Remove checkpoint.best.",
         ),
         (
             data.held_out and evaluate.by == "clients",
