@@ -18,15 +18,15 @@ BUDGETS = {
     "api": 930,
     "classic": 610,
     "cli": 1370,
-    "clients": 1730,
+    "clients": 1810,
     "config": 1890,
     "data": 5930,
     "deploy": 720,
     "engines": 1560,
-    "exchanges": 550,
+    "exchanges": 610,
     "models": 1930,
     "modules": 1870,
-    "numerics": 1650,
+    "numerics": 1690,
     "participation": 320,
     "plans": 2020,
     "registry": 810,
@@ -38,7 +38,7 @@ BUDGETS = {
     "tasks": 1050,
     "testing": 1230,
     "trackers": 260,
-    "training": 2580,
+    "training": 2620,
 }
 
 

@@ -9,6 +9,7 @@ from fairflower.aggregation.exchange import Exchange as Exchange
 from fairflower.exchanges.anchors import SemanticAnchors as SemanticAnchors
 from fairflower.exchanges.centers import ClusterCenters as ClusterCenters
 from fairflower.exchanges.stored import AveragedBatches as AveragedBatches
+from fairflower.exchanges.stored import ClusterPrototypes as ClusterPrototypes
 from fairflower.exchanges.stored import ControlVariates as ControlVariates
 from fairflower.exchanges.stored import DynamicRegularizer as DynamicRegularizer
 from fairflower.exchanges.stored import PersonalArrays as PersonalArrays

@@ -58,6 +58,7 @@ CLIENTS = Registry(
         "feddyn": "feddyn:FedDyn",
         "fedproc": "fedproc:FedProc",
         "fedproto": "fedproto:FedProto",
+        "fpl": "fpl:FPL",
         "fedlsa": "fedlsa:FedLSA",
         "fedgc": "fedgc:FedGC",
         "fedmix": "fedmix:FedMix",
