@@ -7,50 +7,43 @@ from torch.nn import functional as F
 
 from fairflower.arguments import Range, Search
 from fairflower.exchanges.stored import ClusterPrototypes
-from fairflower.training.features import ClusterTrainer
+from fairflower.training.features import PrototypeTrainer
 
 
-class FPL(ClusterTrainer):
+class FPL(PrototypeTrainer):
     """Local training that pulls features towards clusters of their class's prototypes.
 
-    The server clusters the clients' prototypes of each class (`ClusterPrototypes`). Let P be all
-    clusters' means, P_y those of class y, and u_y [d] the mean of P_y. The loss adds two terms to
-    the cross entropy of an image of class y with features z [d]::
+    The server clusters the clients' mean features of each class (`ClusterPrototypes`). Let P be the
+    clusters' means, P_y those of class y, and u_y [d] the mean of P_y. The loss of an image of
+    class y with features z [d] is::
 
         L = CE + L_CPCL + L_UPCR
         L_CPCL = -log( sum_{p in P_y} e^(cos(z,p)/tau) / sum_{p in P} e^(cos(z,p)/tau) )
         L_UPCR = ||z - u_y||^2 / d                             (paper: without 1/d)
 
-    Terms are averaged over the batch; an image whose class has no prototype adds nothing to them.
-    In round 1 there are none.
+    An image whose class has no prototype, as all in round 1, adds nothing to the last two terms.
+    (In the released code, clients send mean features of the last epoch's steps; here, of the
+    trained network.)
 
     Parameters
     ----------
     tau
         Temperature. Default 0.02 (released code).
     variant
-        ``"released"`` (default) divides the distance by d, as the code behind the tables does;
-        ``"paper"`` does not.
+        ``"released"`` (default; the code behind the tables) or ``"paper"``.
 
     See Also
     --------
-    FedPLVM : Several prototypes for each class of a client.
     FedProto : A quadratic loss with one prototype per class.
-
-    Notes
-    -----
-    The released code takes prototypes from the steps of the last local epoch. Here the trained
-    network computes them, as for FedProto and FedProc. FINCH gives several partitions; as in the
-    released code, the last one with several clusters is used.
 
     Examples
     --------
     >>> from fairflower.clients.fpl import FPL
     >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
-    >>> client = FPL(tiny_model(), data(classes=3), SETTINGS, client_id=0, seed=0)
+    >>> client = FPL(tiny_model(), data(), SETTINGS, client_id=0, seed=0)
     >>> _ = client.train(server_round=1)
     >>> {name: array.shape for name, array in client.returns["clusters"].items()}
-    {'mean': (3, 6), 'count': (3,), 'label': (3,)}
+    {'mean': (4, 6), 'count': (4,)}
     """
 
     paper = "Huang et al., CVPR 2023"
@@ -66,13 +59,24 @@ class FPL(ClusterTrainer):
         super().__init__(*args, **options)
         self.tau, self.variant = tau, variant
 
+    def begin(self, server_round: int) -> None:
+        arrays = self.to_device(self.shared.get("clusters", {}))
+        self.prototypes = arrays.get("mean")
+        if self.prototypes is not None:
+            self.label = arrays["label"]
+            members = F.one_hot(self.label, self.data.num_classes).T.to(self.prototypes.dtype)
+            self.known = members.any(1)
+            self.unbiased = members @ self.prototypes / members.sum(1, keepdim=True).clamp(min=1)
+
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         z, logits = self.outputs(x)
         loss = self.criterion(logits, y)
         if self.prototypes is None:
             return loss
-        similarity = F.normalize(z) @ F.normalize(self.prototypes).T / self.tau
-        distance = (z - self.unbiased[y]).square().sum(1)
-        if self.variant == "released":
-            distance = distance / z.shape[1]
-        return loss + self.contrast(similarity, y) + (distance * self.known[y]).mean()
+        known = self.known[y]
+        similarity = F.normalize(z[known]) @ F.normalize(self.prototypes).T / self.tau
+        own = similarity.masked_fill(self.label != y[known, None], float("-inf"))
+        contrast = similarity.logsumexp(1) - own.logsumexp(1)
+        scale = z.shape[1] if self.variant == "released" else 1
+        distance = (z[known] - self.unbiased[y[known]]).square().sum(1) / scale
+        return loss + (contrast + distance).sum() / len(y)

@@ -11,7 +11,7 @@ from fairflower.aggregation.cohort import Arrays, Cohort, clip_factors
 from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.records import InvalidReply, NotFinite, check_arrays, is_real, norm
 from fairflower.errors import require
-from fairflower.numerics.clustering import cluster_means, first_neighbor_clusters
+from fairflower.numerics.clustering import first_neighbor_means
 
 
 class ControlVariates(Exchange):
@@ -211,9 +211,17 @@ class Prototypes(Exchange):
         return {"mean": self.mean, "count": self.count}
 
     def check(self, arrays: Arrays, trained: Arrays, num_examples: float = math.inf) -> Arrays:
-        # The linear head of a network has one row per class and one column per feature.
-        self.check_shapes(arrays, [a.shape for a in trained.values() if a.ndim == 2])
+        if set(arrays) != {"mean", "count"}:
+            raise InvalidReply(f"expected the arrays 'mean' and 'count', got {sorted(arrays)}")
         mean, count = arrays["mean"], arrays["count"]
+        # The linear head of a network has one row per class and one column per feature.
+        known = [a.shape for a in trained.values() if a.ndim == 2]
+        shapes = known if self.mean is None else [self.mean.shape]
+        if mean.shape not in shapes or count.shape != mean.shape[:1]:
+            raise InvalidReply(
+                f"'mean' has shape {mean.shape} and 'count' {count.shape}, expected one row per "
+                f"class and one column per feature, {' or '.join(map(str, shapes))}"
+            )
         with np.errstate(over="ignore"):
             finite = is_real(mean) and np.isfinite(mean.astype(np.float32)).all()
         if not finite:
@@ -228,18 +236,6 @@ class Prototypes(Exchange):
         if count.sum() > num_examples:
             raise InvalidReply(f"'count' has {count.sum()} images in total, above num-examples")
         return arrays
-
-    def check_shapes(self, arrays: Arrays, heads: list[tuple[int, ...]]) -> None:
-        """Raise ``InvalidReply`` if the arrays' names or shapes fit none of the heads' shapes."""
-        if set(arrays) != {"mean", "count"}:
-            raise InvalidReply(f"expected the arrays 'mean' and 'count', got {sorted(arrays)}")
-        mean, count = arrays["mean"], arrays["count"]
-        shapes = heads if self.mean is None else [self.mean.shape]
-        if mean.shape not in shapes or count.shape != mean.shape[:1]:
-            raise InvalidReply(
-                f"'mean' has shape {mean.shape} and 'count' {count.shape}, expected one row per "
-                f"class and one column per feature, {' or '.join(map(str, shapes))}"
-            )
 
     def shape_of(self, arrays: Arrays) -> tuple[int, ...]:
         return arrays["mean"].shape
@@ -272,12 +268,11 @@ class Prototypes(Exchange):
 
 
 class ClusterPrototypes(Prototypes):
-    """Means of clusters of each class's prototypes (FPL, FedPLVM).
+    """Means of clusters of the clients' prototypes of each class (FPL).
 
-    Clients return prototypes, ``mean`` [P, d], with the class, ``label`` [P], and the number of
-    images, ``count`` [P], of each. The server clusters the prototypes of a class with FINCH and
-    sends the clusters' plain means, ``mean`` [Q, d], and classes, ``label`` [Q]. A class without
-    prototypes in a round keeps its clusters; the released codes drop it.
+    Clients return ``mean`` and ``count`` as for `Prototypes`. The server clusters the prototypes of
+    a class with FINCH, and sends the clusters' plain means, ``mean`` [P, d], and their classes,
+    ``label`` [P]. A class without images in a round keeps its clusters; the released code drops it.
     """
 
     name = "clusters"
@@ -286,36 +281,18 @@ class ClusterPrototypes(Prototypes):
     def __init__(self) -> None:
         require("solvers", "Clustering")
         super().__init__()
-        self.clusters: dict[int, NDArray[np.float32]] = {}  # class -> [Q, d]
+        self.clusters: dict[int, NDArray[np.float32]] = {}  # class -> [its clusters, d]
 
     def broadcast(self, server_round: int) -> Arrays:
         if not self.clusters:
             return {}
-        sizes = [len(means) for means in self.clusters.values()]
-        label = np.repeat(np.array([*self.clusters], np.int64), sizes)
+        label = np.array([c for c, means in self.clusters.items() for _ in means])
         return {"mean": np.concatenate([*self.clusters.values()]), "label": label}
-
-    def check_shapes(self, arrays: Arrays, heads: list[tuple[int, ...]]) -> None:
-        shapes = {name: array.shape for name, array in arrays.items()}
-        rows = shapes.get("count", ())
-        fitting = [
-            c for c, d in heads if shapes == {"mean": (*rows, d), "count": rows, "label": rows}
-        ]
-        label = arrays.get("label", np.zeros(0))
-        if not (fitting and label.dtype.kind == "i" and np.isin(label, range(max(fitting))).all()):
-            raise InvalidReply(
-                f"it has arrays of shapes {shapes}, expected 'mean' [P, d], 'count' [P] and "
-                f"classes 'label' [P], with [classes, d] = {' or '.join(map(str, heads))}"
-            )
-
-    def shape_of(self, arrays: Arrays) -> tuple[int, ...]:
-        return arrays["mean"].shape[1:]
 
     def collect(self, cohort: Cohort) -> None:
         returned = cohort.measured[self.name]
-        mean = np.concatenate([arrays["mean"] for arrays in returned]).astype(np.float64)
-        label = np.concatenate([arrays["label"] for arrays in returned])
-        for c in np.unique(label).tolist():
-            own = mean[label == c]
-            means = cluster_means(own, first_neighbor_clusters(own))
-            self.clusters[c] = means.astype(np.float32)
+        for c in range(len(returned[0]["count"])):
+            own = [arrays["mean"][c] for arrays in returned if arrays["count"][c] > 0]
+            if own:
+                means = first_neighbor_means(np.array(own, np.float64))
+                self.clusters[c] = means.astype(np.float32)

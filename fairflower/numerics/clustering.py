@@ -113,38 +113,27 @@ def cluster(
     return Clusters(ids, members, centers, bic(h, labels, weights))
 
 
-def first_neighbor_clusters(h: Vectors) -> Labels:
-    """Return each vector's cluster, shape (K,), found by FINCH (Sarfraz et al., CVPR 2019).
+def first_neighbor_means(h: Vectors) -> Vectors:
+    """Return the means, shape (T, d), of the clusters of vectors [K, d] that FINCH finds.
 
-    Each vector of ``h``, shape (K, d), is joined to the vector with the largest cosine, then each
-    cluster's mean to the nearest mean, and so on until all would be joined. The result is the last
-    partition with several clusters; a single cluster if the first step joins all vectors.
+    Each vector is joined to the one with the largest cosine, then each cluster's mean to the
+    nearest mean, and so on, as long as several clusters remain (Sarfraz et al., CVPR 2019).
 
-    >>> h = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
-    >>> first_neighbor_clusters(h).tolist()
-    [0, 0, 1, 1]
+    >>> first_neighbor_means(np.array([[1.0, 0.0], [3.0, 1.0], [0.0, 1.0], [0.5, 3.0]])).tolist()
+    [[2.0, 0.5], [0.25, 2.0]]
     """
-    labels = _joined_to_nearest(h)
-    while (joined := _joined_to_nearest(cluster_means(h, labels))[labels]).any():
-        labels = joined
-    return labels
-
-
-def cluster_means(h: Vectors, labels: Labels) -> Vectors:
-    """Return the mean of each cluster 0, 1, ..., shape (T, d), of vectors [K, d]."""
-    return np.array([h[labels == label].mean(axis=0) for label in range(labels.max() + 1)])
-
-
-def _joined_to_nearest(h: Vectors) -> Labels:
-    """Return the connected components of the graph from each vector to its nearest neighbor."""
     from scipy.sparse.csgraph import connected_components
     from sklearn.neighbors import NearestNeighbors
 
-    if len(h) == 1:
-        return np.zeros(1, np.int64)
-    with one_thread():  # scikit-learn brings libraries of its own
-        graph = NearestNeighbors(n_neighbors=1, metric="cosine").fit(h).kneighbors_graph()
-    return np.asarray(connected_components(graph, directed=False)[1], np.int64)
+    labels, means = np.arange(len(h)), h
+    while len(means) > 1:
+        with one_thread():  # scikit-learn brings libraries of its own
+            links = NearestNeighbors(n_neighbors=1, metric="cosine").fit(means).kneighbors_graph()
+        labels = connected_components(links, directed=False)[1][labels]
+        if len(means) < len(h) and not labels.any():
+            break
+        means = np.array([h[labels == label].mean(axis=0) for label in range(labels.max() + 1)])
+    return means
 
 
 def resolve_variant(

@@ -37,6 +37,8 @@ STRATEGIES = Registry(
         "fairrfl": "fairrfl:FairRFL",
         "dq-ffl": "dqffl:DqFFL",
         "daa": "daa:DaA",
+        "fedomg": "fedomg:FedOMG",
+        "fedawa": "fedawa:FedAWA",
     },
     kind="strategy",
     base="fairflower.strategies:FairStrategy",

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -48,7 +47,7 @@ class FeatureTrainer(Trainer):
 
 
 class PrototypeTrainer(FeatureTrainer):
-    """Base class of trainers with class prototypes (the exchange ``prototypes``).
+    """Base class of trainers with class prototypes (`Prototypes`, their first exchange).
 
     After training, the client returns, for each class, the number of its training images and the
     mean of their features, which the trained network computes in eval mode, without augmentation.
@@ -76,46 +75,8 @@ class PrototypeTrainer(FeatureTrainer):
             total, count = _class_sums(pairs, self.data.num_classes)
         mean = total / count.clamp(min=1)[:, None]
         arrays = {"mean": mean.float(), "count": count.long()}
-        self.returns["prototypes"] = {name: array.cpu().numpy() for name, array in arrays.items()}
-
-
-class ClusterTrainer(PrototypeTrainer):
-    """Base class of trainers with several prototypes, [Q, d], for a class (`ClusterPrototypes`).
-
-    After training, the client returns the prototypes of the classes that it has.
-    """
-
-    #: The prototypes' classes, [Q].
-    label: Tensor
-    #: The mean of each class's prototypes, [C, d].
-    unbiased: Tensor
-
-    def begin(self, server_round: int) -> None:
-        """Read the server's prototypes from ``shared``."""
-        arrays = self.to_device(self.shared.get("clusters", {}))
-        self.prototypes = arrays.get("mean")
-        if self.prototypes is not None:
-            self.label = arrays["label"]
-            members = F.one_hot(self.label, self.data.num_classes).T.to(self.prototypes.dtype)
-            self.known = members.any(1)
-            self.unbiased = members @ self.prototypes / members.sum(1, keepdim=True).clamp(min=1)
-
-    def contrast(self, similarity: Tensor, y: Tensor) -> Tensor:
-        """Return mean -log( sum_{q of class y} e^s_q / sum_q e^s_q ) for similarities s [B, Q].
-
-        An example whose class has no prototype adds 0 to the mean over the batch.
-        """
-        similarity, label = similarity[self.known[y]], y[self.known[y]]
-        own = similarity.masked_fill(self.label != label[:, None], float("-inf"))
-        return (similarity.logsumexp(1) - own.logsumexp(1)).sum() / len(y)
-
-    def end(self, server_round: int) -> None:
-        """Write ``mean`` [P, d], ``count`` [P] and ``label`` [P] of the client's classes."""
-        super().end(server_round)
-        arrays = self.returns.pop("prototypes")
-        held = np.flatnonzero(arrays["count"])
-        kept = {name: array[held] for name, array in arrays.items()}
-        self.returns["clusters"] = {**kept, "label": held}
+        sent = {name: array.cpu().numpy() for name, array in arrays.items()}
+        self.returns[self.exchanges[0].name] = sent
 
 
 @torch.no_grad()
