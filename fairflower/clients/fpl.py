@@ -22,8 +22,7 @@ class FPL(PrototypeTrainer):
         L_UPCR = ||z - u_y||^2 / d                             (paper: without 1/d)
 
     An image whose class has no prototype, as all in round 1, adds nothing to the last two terms.
-    (In the released code, clients send mean features of the last epoch's steps; here, of the
-    trained network.)
+    (The prototypes of the released code are features of the last epoch's steps.)
 
     Parameters
     ----------

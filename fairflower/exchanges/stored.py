@@ -296,3 +296,37 @@ class ClusterPrototypes(Prototypes):
             if own:
                 means = first_neighbor_means(np.array(own, np.float64))
                 self.clusters[c] = means.astype(np.float32)
+
+
+class ImageStatistics(Exchange):
+    """Mean and standard deviation of each channel of every client's images (FedRDN).
+
+    Clients return ``statistics`` [2, channels], of images in [0, 1]. The server sends those of all
+    clients that have been in a cohort, [clients, 2, channels].
+    """
+
+    name = "statistics"
+    mean_of = "client"
+    STATE = ("statistics",)
+
+    def __init__(self) -> None:
+        self.statistics: dict[int, NDArray[np.float32]] = {}  # client -> [2, channels]
+
+    def broadcast(self, server_round: int) -> Arrays:
+        known = [self.statistics[k] for k in sorted(self.statistics)]
+        return {self.name: np.stack(known)} if known else {}
+
+    def check(self, arrays: Arrays, trained: Arrays, num_examples: float = math.inf) -> Arrays:
+        pair = arrays.get(self.name, np.zeros(0))
+        shapes = {kept.shape for kept in self.statistics.values()} or {(2, pair.size // 2)}
+        fits = pair.shape in shapes and pair.dtype == np.float32
+        if not (fits and ((pair >= 0) & (pair <= 1)).all() and pair[1].all()):
+            raise InvalidReply(f"expected 'statistics', float32 {min(shapes)} in [0, 1], stds > 0")
+        return arrays
+
+    def shape_of(self, arrays: Arrays) -> tuple[int, ...]:
+        return arrays[self.name].shape
+
+    def collect(self, cohort: Cohort) -> None:
+        for client, arrays in zip(cohort.client_ids, cohort.measured[self.name], strict=True):
+            self.statistics[client] = np.array(arrays[self.name])

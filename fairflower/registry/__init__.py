@@ -61,6 +61,7 @@ CLIENTS = Registry(
         "fedproc": "fedproc:FedProc",
         "fedproto": "fedproto:FedProto",
         "fpl": "fpl:FPL",
+        "fedrdn": "fedrdn:FedRDN",
         "fedlsa": "fedlsa:FedLSA",
         "fedgc": "fedgc:FedGC",
         "fedmix": "fedmix:FedMix",

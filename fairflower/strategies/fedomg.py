@@ -62,7 +62,7 @@ class FedOMG(FairStrategy):
     def merge(self, cohort: Cohort) -> Arrays:
         gram = cohort.gram()
         w = cohort.cap(agreeing_weights(gram, self.kappa))
-        length, norm = sqrt(max(gram.mean(), 0.0)), sqrt(max(w @ gram @ w, 0.0))
+        length, norm = sqrt(max(float(gram.mean()), 0.0)), sqrt(max(float(w @ gram @ w), 0.0))
         moves = norm > STATIONARY * np.sqrt(gram.diagonal()).mean()
         c = 1 / len(w) + (self.kappa * length / norm * w if moves else 0 * w)
         self.diagnostics.update(weights=w, coefficients=c, conflict=cosines(gram))
@@ -76,11 +76,11 @@ def agreeing_weights(gram: Matrix, kappa: float) -> Vector:
     equal = np.full(len(gram), 1 / len(gram))
     G = gram / (gram.diagonal().mean() or 1.0)
     b = G @ equal
-    radius = kappa * sqrt(max(b.mean(), 0.0))
+    radius = kappa * sqrt(max(float(b.mean()), 0.0))
 
     def objective(w: Vector) -> tuple[float, Vector]:
         slope = G @ w
-        norm = sqrt(max(w @ slope, 1e-16))
+        norm = sqrt(max(float(w @ slope), 1e-16))
         return b @ w + radius * norm, b + radius * slope / norm
 
     sum_is_1 = {"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like}
