@@ -34,7 +34,7 @@ BUDGETS = {
     "secure": 1180,
     "server": 3610,
     "statistics": 410,
-    "strategies": 3730,
+    "strategies": 3820,
     "tasks": 1050,
     "testing": 1230,
     "trackers": 260,

@@ -39,6 +39,7 @@ STRATEGIES = Registry(
         "daa": "daa:DaA",
         "fedomg": "fedomg:FedOMG",
         "fedawa": "fedawa:FedAWA",
+        "fedaware": "fedaware:FedAWARE",
     },
     kind="strategy",
     base="fairflower.strategies:FairStrategy",

@@ -35,6 +35,7 @@ from fairflower.strategies.fairrfl import FairRFL as FairRFL
 from fairflower.strategies.fedavg import FedAvg as FedAvg
 from fairflower.strategies.fedavg import Uniform as Uniform
 from fairflower.strategies.fedawa import FedAWA as FedAWA
+from fairflower.strategies.fedaware import FedAWARE as FedAWARE
 from fairflower.strategies.fedce import FedCE as FedCE
 from fairflower.strategies.fedeba import FedEBAPlus as FedEBAPlus
 from fairflower.strategies.fedequilibria import FedEquilibria as FedEquilibria
