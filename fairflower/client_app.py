@@ -182,6 +182,7 @@ def _check_means(run: RunConfig, data: ClientData, config: Mapping[str, Any], le
         means.add("class")
     sizes = {"batch": run.train.batch_size, "client": len(data.train.y)}
     sizes["class"] = counts[counts > 0].min(initial=least)
+    sizes["cluster"] = min(2, sizes["class"])  # FINCH joins every example to another one
     if any(sizes.get(mean, least) < least for mean in means):
         raise ConfigError(
             f"this site would send a mean of fewer than {least} examples (data.smallest-group, and "

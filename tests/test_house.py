@@ -18,12 +18,12 @@ BUDGETS = {
     "api": 930,
     "classic": 610,
     "cli": 1370,
-    "clients": 1890,
+    "clients": 1970,
     "config": 1890,
     "data": 5930,
     "deploy": 720,
     "engines": 1560,
-    "exchanges": 620,
+    "exchanges": 660,
     "models": 1930,
     "modules": 1870,
     "numerics": 1680,
@@ -38,7 +38,7 @@ BUDGETS = {
     "tasks": 1050,
     "testing": 1230,
     "trackers": 260,
-    "training": 2580,
+    "training": 2610,
 }
 
 

@@ -7,10 +7,10 @@ from torch.nn import functional as F
 
 from fairflower.arguments import Range, Search
 from fairflower.exchanges.stored import ClusterPrototypes
-from fairflower.training.features import PrototypeTrainer
+from fairflower.training.features import ClusterTrainer
 
 
-class FPL(PrototypeTrainer):
+class FPL(ClusterTrainer):
     """Local training that pulls features towards clusters of their class's prototypes.
 
     The server clusters the clients' mean features of each class (`ClusterPrototypes`). Let P be the
@@ -33,6 +33,7 @@ class FPL(PrototypeTrainer):
 
     See Also
     --------
+    FedPLVM : Clusters of each client's features.
     FedProto : A quadratic loss with one prototype per class.
 
     Examples
@@ -58,24 +59,12 @@ class FPL(PrototypeTrainer):
         super().__init__(*args, **options)
         self.tau, self.variant = tau, variant
 
-    def begin(self, server_round: int) -> None:
-        arrays = self.to_device(self.shared.get("clusters", {}))
-        self.prototypes = arrays.get("mean")
-        if self.prototypes is not None:
-            self.label = arrays["label"]
-            members = F.one_hot(self.label, self.data.num_classes).T.to(self.prototypes.dtype)
-            self.known = members.any(1)
-            self.unbiased = members @ self.prototypes / members.sum(1, keepdim=True).clamp(min=1)
-
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         z, logits = self.outputs(x)
         loss = self.criterion(logits, y)
         if self.prototypes is None:
             return loss
-        known = self.known[y]
-        similarity = F.normalize(z[known]) @ F.normalize(self.prototypes).T / self.tau
-        own = similarity.masked_fill(self.label != y[known, None], float("-inf"))
-        contrast = similarity.logsumexp(1) - own.logsumexp(1)
+        similarity = F.normalize(z) @ F.normalize(self.prototypes).T / self.tau
         scale = z.shape[1] if self.variant == "released" else 1
-        distance = (z[known] - self.unbiased[y[known]]).square().sum(1) / scale
-        return loss + (contrast + distance).sum() / len(y)
+        distance = (z - self.unbiased[y]).square().sum(1) / scale
+        return loss + self.contrast(similarity, y) + (distance * self.known[y]).mean()

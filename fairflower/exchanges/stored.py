@@ -294,8 +294,44 @@ class ClusterPrototypes(Prototypes):
         for c in range(len(returned[0]["count"])):
             own = [arrays["mean"][c] for arrays in returned if arrays["count"][c] > 0]
             if own:
-                means = first_neighbor_means(np.array(own, np.float64))
+                means, _ = first_neighbor_means(np.array(own, np.float64))
                 self.clusters[c] = means.astype(np.float32)
+
+
+class LocalClusters(ClusterPrototypes):
+    """Means of clusters of all clients' clusters of each class (FedPLVM).
+
+    Clients return the means of their clusters, ``mean`` [P, d], with their numbers of images,
+    ``count`` [P], and classes, ``label`` [P]. The server sends the same as `ClusterPrototypes`.
+    """
+
+    name = "local-clusters"
+    mean_of = "cluster"
+
+    def check(self, arrays: Arrays, trained: Arrays, num_examples: float = math.inf) -> Arrays:
+        heads = [array.shape for array in trained.values() if array.ndim == 2]
+        shapes = {name: array.shape for name, array in arrays.items()}
+        rows = shapes.get("count", ())
+        wide = [c for c, d in heads if shapes == {"mean": (*rows, d), "count": rows, "label": rows}]
+        label = arrays.get("label", np.zeros(0))
+        if not (wide and label.dtype.kind == "i" and np.isin(label, range(max(wide))).all()):
+            raise InvalidReply(
+                f"it has arrays of shapes {shapes}, expected 'mean' [P, d], 'count' [P] and "
+                f"classes 'label' [P], with [classes, d] = {' or '.join(map(str, heads))}"
+            )
+        dense = {name: arrays[name] for name in ("mean", "count")}
+        super().check(dense, {"mean": dense["mean"]}, num_examples)
+        return arrays
+
+    def shape_of(self, arrays: Arrays) -> tuple[int, ...]:
+        return arrays["mean"].shape[1:]
+
+    def collect(self, cohort: Cohort) -> None:
+        returned = cohort.measured[self.name]
+        mean = np.concatenate([arrays["mean"] for arrays in returned]).astype(np.float64)
+        label = np.concatenate([arrays["label"] for arrays in returned])
+        for c in np.unique(label).tolist():
+            self.clusters[c] = first_neighbor_means(mean[label == c])[0].astype(np.float32)
 
 
 class ImageStatistics(Exchange):

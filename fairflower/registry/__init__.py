@@ -62,6 +62,7 @@ CLIENTS = Registry(
         "fedproc": "fedproc:FedProc",
         "fedproto": "fedproto:FedProto",
         "fpl": "fpl:FPL",
+        "fedplvm": "fedplvm:FedPLVM",
         "fedrdn": "fedrdn:FedRDN",
         "fedlsa": "fedlsa:FedLSA",
         "fedgc": "fedgc:FedGC",

@@ -79,6 +79,34 @@ class PrototypeTrainer(FeatureTrainer):
         self.returns[self.exchanges[0].name] = sent
 
 
+class ClusterTrainer(PrototypeTrainer):
+    """Base class of trainers with several prototypes, [P, d], for a class (`ClusterPrototypes`)."""
+
+    #: The prototypes' classes, [P].
+    label: Tensor
+    #: The mean of each class's prototypes, [C, d].
+    unbiased: Tensor
+
+    def begin(self, server_round: int) -> None:
+        """Read the server's prototypes from ``shared``."""
+        arrays = self.to_device(self.shared.get(self.exchanges[0].name, {}))
+        self.prototypes = arrays.get("mean")
+        if self.prototypes is not None:
+            self.label = arrays["label"]
+            members = F.one_hot(self.label, self.data.num_classes).T.to(self.prototypes.dtype)
+            self.known = members.any(1)
+            self.unbiased = members @ self.prototypes / members.sum(1, keepdim=True).clamp(min=1)
+
+    def contrast(self, similarity: Tensor, y: Tensor) -> Tensor:
+        """Return mean -log( sum_{p of class y} e^s_p / sum_p e^s_p ) for similarities s [B, P].
+
+        An example whose class has no prototype adds 0 to the mean.
+        """
+        known = self.known[y]
+        own = similarity[known].masked_fill(self.label != y[known, None], float("-inf"))
+        return (similarity[known].logsumexp(1) - own.logsumexp(1)).sum() / len(y)
+
+
 @torch.no_grad()
 def mean_representation(
     model: nn.Module, data: Batches, represent: Callable[[Tensor], Tensor] | None = None

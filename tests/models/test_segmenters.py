@@ -77,7 +77,7 @@ def test_models_for_another_output_are_refused_with_the_remedy() -> None:
 
 #: Clients that need a linear head, or one class per example.
 NEEDY = (
-    *("moon", "fedproc", "fedproto", "fpl", "fedlsa", "fedgc"),
+    *("moon", "fedproc", "fedproto", "fpl", "fedplvm", "fedlsa", "fedgc"),
     *("fedmix", "fedper", "fedrep", "lg-fedavg"),
 )
 
