@@ -183,13 +183,14 @@ def _check_means(run: RunConfig, data: ClientData, config: Mapping[str, Any], le
     means = {trainer.mean_of, *(exchange.mean_of for exchange in trainer.exchanges)}
     if any(MEASUREMENTS[name].class_means for name in requested(config)):
         means.add("class")
-    if ("class" in means and counts[counts > 0].min(initial=least) < least) or (
-        "batch" in means and run.train.batch_size < least
-    ):
+    sizes = {"batch": run.train.batch_size, "client": len(data.train.y)}
+    sizes["class"] = counts[counts > 0].min(initial=least)
+    sizes["cluster"] = min(2, sizes["class"])  # FINCH joins every example to another one
+    if any(sizes.get(mean, least) < least for mean in means):
         raise ConfigError(
             f"this site would send a mean of fewer than {least} examples (data.smallest-group, and "
-            "smallest-group in the node config) of a class or batch. Raise train.batch-size, use "
-            "another client or strategy, or lower both numbers."
+            "smallest-group in the node config) of a class or batch, or in total. Raise "
+            "train.batch-size, use another client or strategy, or lower both numbers."
         )
 
 

@@ -10,7 +10,10 @@ from fairflower.exchanges.anchors import SemanticAnchors as SemanticAnchors
 from fairflower.exchanges.centers import ClusterCenters as ClusterCenters
 from fairflower.exchanges.server_optimizer import ServerOptimizer as ServerOptimizer
 from fairflower.exchanges.stored import AveragedBatches as AveragedBatches
+from fairflower.exchanges.stored import ClusterPrototypes as ClusterPrototypes
 from fairflower.exchanges.stored import ControlVariates as ControlVariates
 from fairflower.exchanges.stored import DynamicRegularizer as DynamicRegularizer
+from fairflower.exchanges.stored import ImageStatistics as ImageStatistics
+from fairflower.exchanges.stored import LocalClusters as LocalClusters
 from fairflower.exchanges.stored import PersonalArrays as PersonalArrays
 from fairflower.exchanges.stored import Prototypes as Prototypes

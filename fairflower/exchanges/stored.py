@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +10,8 @@ from numpy.typing import NDArray
 from fairflower.aggregation.cohort import Arrays, Cohort, clip_factors
 from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.records import InvalidReply, NotFinite, check_arrays, is_real, norm
+from fairflower.errors import require
+from fairflower.numerics.clustering import first_neighbor_means
 
 
 class ControlVariates(Exchange):
@@ -196,7 +199,7 @@ class Prototypes(Exchange):
 
     name = "prototypes"
     mean_of = "class"
-    STATE = ("mean", "count")
+    STATE: ClassVar[tuple[str, ...]] = ("mean", "count")
 
     def __init__(self) -> None:
         self.mean: NDArray[np.float32] | None = None
@@ -262,3 +265,104 @@ class Prototypes(Exchange):
         self.mean, self.count = self.mean.copy(), self.count.copy()
         self.mean[seen] = total[seen] / count[seen, None]
         self.count[seen] = count[seen]
+
+
+class ClusterPrototypes(Prototypes):
+    """Means of clusters of the clients' prototypes of each class (FPL).
+
+    Clients return ``mean`` and ``count`` as for `Prototypes`. The server clusters the prototypes of
+    a class with FINCH, and sends the clusters' plain means, ``mean`` [P, d], and their classes,
+    ``label`` [P]. A class without images in a round keeps its clusters; the released code drops it.
+    """
+
+    name = "clusters"
+    STATE = ("clusters",)
+
+    def __init__(self) -> None:
+        require("solvers", "Clustering")
+        super().__init__()
+        self.clusters: dict[int, NDArray[np.float32]] = {}  # class -> [its clusters, d]
+
+    def broadcast(self, server_round: int) -> Arrays:
+        if not self.clusters:
+            return {}
+        label = np.array([c for c, means in self.clusters.items() for _ in means])
+        return {"mean": np.concatenate([*self.clusters.values()]), "label": label}
+
+    def collect(self, cohort: Cohort) -> None:
+        returned = cohort.measured[self.name]
+        for c in range(len(returned[0]["count"])):
+            own = [arrays["mean"][c] for arrays in returned if arrays["count"][c] > 0]
+            if own:
+                means, _ = first_neighbor_means(np.array(own, np.float64))
+                self.clusters[c] = means.astype(np.float32)
+
+
+class LocalClusters(ClusterPrototypes):
+    """Means of clusters of all clients' clusters of each class (FedPLVM).
+
+    Clients return the means of their clusters, ``mean`` [P, d], with their numbers of images,
+    ``count`` [P], and classes, ``label`` [P]. The server sends the same as `ClusterPrototypes`.
+    """
+
+    name = "local-clusters"
+    mean_of = "cluster"
+
+    def check(self, arrays: Arrays, trained: Arrays, num_examples: float = math.inf) -> Arrays:
+        heads = [array.shape for array in trained.values() if array.ndim == 2]
+        shapes = {name: array.shape for name, array in arrays.items()}
+        rows = shapes.get("count", ())
+        wide = [c for c, d in heads if shapes == {"mean": (*rows, d), "count": rows, "label": rows}]
+        label = arrays.get("label", np.zeros(0))
+        if not (wide and label.dtype.kind == "i" and np.isin(label, range(max(wide))).all()):
+            raise InvalidReply(
+                f"it has arrays of shapes {shapes}, expected 'mean' [P, d], 'count' [P] and "
+                f"classes 'label' [P], with [classes, d] = {' or '.join(map(str, heads))}"
+            )
+        dense = {name: arrays[name] for name in ("mean", "count")}
+        super().check(dense, {"mean": dense["mean"]}, num_examples)
+        return arrays
+
+    def shape_of(self, arrays: Arrays) -> tuple[int, ...]:
+        return arrays["mean"].shape[1:]
+
+    def collect(self, cohort: Cohort) -> None:
+        returned = cohort.measured[self.name]
+        mean = np.concatenate([arrays["mean"] for arrays in returned]).astype(np.float64)
+        label = np.concatenate([arrays["label"] for arrays in returned])
+        for c in np.unique(label).tolist():
+            self.clusters[c] = first_neighbor_means(mean[label == c])[0].astype(np.float32)
+
+
+class ImageStatistics(Exchange):
+    """Mean and standard deviation of each channel of every client's images (FedRDN).
+
+    Clients return ``statistics`` [2, channels], of images in [0, 1]. The server sends those of all
+    clients that have been in a cohort, [clients, 2, channels].
+    """
+
+    name = "statistics"
+    mean_of = "client"
+    STATE = ("statistics",)
+
+    def __init__(self) -> None:
+        self.statistics: dict[int, NDArray[np.float32]] = {}  # client -> [2, channels]
+
+    def broadcast(self, server_round: int) -> Arrays:
+        known = [self.statistics[k] for k in sorted(self.statistics)]
+        return {self.name: np.stack(known)} if known else {}
+
+    def check(self, arrays: Arrays, trained: Arrays, num_examples: float = math.inf) -> Arrays:
+        pair = arrays.get(self.name, np.zeros(0))
+        shapes = {kept.shape for kept in self.statistics.values()} or {(2, pair.size // 2)}
+        fits = pair.shape in shapes and pair.dtype == np.float32
+        if not (fits and ((pair >= 0) & (pair <= 1)).all() and pair[1].all()):
+            raise InvalidReply(f"expected 'statistics', float32 {min(shapes)} in [0, 1], stds > 0")
+        return arrays
+
+    def shape_of(self, arrays: Arrays) -> tuple[int, ...]:
+        return arrays[self.name].shape
+
+    def collect(self, cohort: Cohort) -> None:
+        for client, arrays in zip(cohort.client_ids, cohort.measured[self.name], strict=True):
+            self.statistics[client] = np.array(arrays[self.name])

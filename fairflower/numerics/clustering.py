@@ -113,6 +113,31 @@ def cluster(
     return Clusters(ids, members, centers, bic(h, labels, weights))
 
 
+def first_neighbor_means(h: Vectors) -> tuple[Vectors, Labels]:
+    """Return the means, shape (T, d), and sizes, (T,), of FINCH's clusters of vectors [K, d].
+
+    Each vector is joined to the one with the largest cosine, then each cluster's mean to the
+    nearest mean, and so on, as long as several clusters remain (Sarfraz et al., CVPR 2019).
+
+    >>> h = np.array([[1.0, 0.0], [3.0, 1.0], [0.0, 1.0], [0.5, 3.0]])
+    >>> [part.tolist() for part in first_neighbor_means(h)]
+    [[[2.0, 0.5], [0.25, 2.0]], [2, 2]]
+    """
+    from scipy.sparse.csgraph import connected_components
+    from sklearn.neighbors import NearestNeighbors
+
+    labels, means = np.arange(len(h)), h
+    while len(means) > 1:
+        with one_thread():  # scikit-learn brings libraries of its own
+            links = NearestNeighbors(n_neighbors=1, metric="cosine").fit(means).kneighbors_graph()
+        joined = connected_components(links, directed=False)[1][labels]
+        if len(means) < len(h) and not joined.any():
+            break
+        labels = joined
+        means = np.array([h[labels == label].mean(axis=0) for label in range(labels.max() + 1)])
+    return means, np.bincount(labels)
+
+
 def resolve_variant(
     variant: Variant,
     num_clusters: int | Literal["auto"],

@@ -34,6 +34,8 @@ from fairflower.strategies.fairfed import FairFed as FairFed
 from fairflower.strategies.fairrfl import FairRFL as FairRFL
 from fairflower.strategies.fedavg import FedAvg as FedAvg
 from fairflower.strategies.fedavg import Uniform as Uniform
+from fairflower.strategies.fedawa import FedAWA as FedAWA
+from fairflower.strategies.fedaware import FedAWARE as FedAWARE
 from fairflower.strategies.fedce import FedCE as FedCE
 from fairflower.strategies.fedeba import FedEBAPlus as FedEBAPlus
 from fairflower.strategies.fedequilibria import FedEquilibria as FedEquilibria
@@ -47,6 +49,7 @@ from fairflower.strategies.fedlf import FedLF as FedLF
 from fairflower.strategies.fedmdfg import FedMDFG as FedMDFG
 from fairflower.strategies.fedmgda import FedMGDAPlus as FedMGDAPlus
 from fairflower.strategies.fednova import FedNova as FedNova
+from fairflower.strategies.fedomg import FedOMG as FedOMG
 from fairflower.strategies.fedpw import FedPW as FedPW
 from fairflower.strategies.krum import Bulyan as Bulyan
 from fairflower.strategies.krum import Krum as Krum

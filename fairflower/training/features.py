@@ -47,7 +47,7 @@ class FeatureTrainer(Trainer):
 
 
 class PrototypeTrainer(FeatureTrainer):
-    """Base class of trainers with class prototypes (the exchange ``prototypes``).
+    """Base class of trainers with class prototypes (`Prototypes`, their first exchange).
 
     After training, the client returns, for each class, the number of its training images and the
     mean of their features, which the trained network computes in eval mode, without augmentation.
@@ -75,7 +75,36 @@ class PrototypeTrainer(FeatureTrainer):
             total, count = _class_sums(pairs, self.data.num_classes)
         mean = total / count.clamp(min=1)[:, None]
         arrays = {"mean": mean.float(), "count": count.long()}
-        self.returns["prototypes"] = {name: array.cpu().numpy() for name, array in arrays.items()}
+        sent = {name: array.cpu().numpy() for name, array in arrays.items()}
+        self.returns[self.exchanges[0].name] = sent
+
+
+class ClusterTrainer(PrototypeTrainer):
+    """Base class of trainers with several prototypes, [P, d], for a class (`ClusterPrototypes`)."""
+
+    #: The prototypes' classes, [P].
+    label: Tensor
+    #: The mean of each class's prototypes, [C, d].
+    unbiased: Tensor
+
+    def begin(self, server_round: int) -> None:
+        """Read the server's prototypes from ``shared``."""
+        arrays = self.to_device(self.shared.get(self.exchanges[0].name, {}))
+        self.prototypes = arrays.get("mean")
+        if self.prototypes is not None:
+            self.label = arrays["label"]
+            members = F.one_hot(self.label, self.data.num_classes).T.to(self.prototypes.dtype)
+            self.known = members.any(1)
+            self.unbiased = members @ self.prototypes / members.sum(1, keepdim=True).clamp(min=1)
+
+    def contrast(self, similarity: Tensor, y: Tensor) -> Tensor:
+        """Return mean -log( sum_{p of class y} e^s_p / sum_p e^s_p ) for similarities s [B, P].
+
+        An example whose class has no prototype adds 0 to the mean.
+        """
+        known = self.known[y]
+        own = similarity[known].masked_fill(self.label != y[known, None], float("-inf"))
+        return (similarity[known].logsumexp(1) - own.logsumexp(1)).sum() / len(y)
 
 
 @torch.no_grad()

@@ -25,6 +25,7 @@ RUN = {"features": "randhie", "tokens": "tiny_data_sets:Texts"}
 REFUSE = {
     "harmofl": "HarmoFL trains on images, but the data are",
     "fedmix": "FedMix trains on images, but the data are",
+    "fedrdn": "FedRDN trains on images, but the data are",
     "fedgc": "FedGC trains prompt-vit-tiny or|needs a PromptViT with a GC-Net",
 }
 

@@ -430,7 +430,8 @@ def test_an_app_of_others_may_have_keys_of_its_own_and_sends_its_errors() -> Non
 
 #: Client -> array records beside the model, as in the table of docs/privacy.md.
 BESIDE = {"scaffold": {"control"}, "fedproc": {"prototypes"}, "fedproto": {"prototypes"}}
-BESIDE |= {"fedmix": {"averages"}}
+BESIDE |= {"fedmix": {"averages"}, "fpl": {"clusters"}, "fedrdn": {"statistics"}}
+BESIDE |= {"fedplvm": {"local-clusters"}}
 
 
 def npz_site(folder: Path, size: int = 24) -> dict[str, Any]:
@@ -505,6 +506,8 @@ def test_a_site_that_has_few_examples_may_use_all_of_them(tmp_path: Path) -> Non
         at_night({"client.name": "sgd", "train.batch-size": 1}, 1, False),
         ({"client.name": "fedproto"}, 1, True),
         ({"client.name": "fedproc"}, 4, True),
+        ({"client.name": "fedrdn"}, 1, False),
+        ({"client.name": "fedplvm"}, 12, True),
         at_night({"client.name": "fedproto"}, 5, False),
         ({"strategy.name": "fedgcr"}, 1, True),
         at_night({"strategy.name": "fedgcr"}, 5, False),

@@ -31,7 +31,7 @@ def test_weights_and_models_stay_in_their_hull_in_many_draws(name):
     check_weights_and_hull(STRATEGIES[name], draws=10)
 
 
-@pytest.mark.parametrize("name", ["adafed", "fedfv", "fedmdfg", "qffl"])
+@pytest.mark.parametrize("name", ["adafed", "fedfv", "fedmdfg", "fedomg", "qffl"])
 def test_reported_coefficients_reproduce_the_step(name):
     random = np.random.default_rng(9)
     rounds = Rounds(STRATEGIES[name](), MODEL, range(4))
@@ -43,7 +43,7 @@ def test_reported_coefficients_reproduce_the_step(name):
         np.testing.assert_allclose(moved, step, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["adafed", "fedfv", "fedlf", "fedmdfg", "fedmgda+"])
+@pytest.mark.parametrize("name", ["adafed", "fedfv", "fedlf", "fedmdfg", "fedmgda+", "fedomg"])
 def test_the_reported_conflict_is_the_cosine_of_updates(name):
     random = np.random.default_rng(9)
     rounds = Rounds(STRATEGIES[name](min_clients=1), MODEL, range(4))
