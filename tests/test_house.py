@@ -34,7 +34,7 @@ BUDGETS = {
     "secure": 1180,
     "server": 3740,
     "statistics": 410,
-    "strategies": 3630,
+    "strategies": 3650,
     "tasks": 1050,
     "testing": 1230,
     "trackers": 260,
