@@ -28,7 +28,7 @@ BUDGETS = {
     "modules": 1890,
     "numerics": 1720,
     "participation": 320,
-    "plans": 2070,
+    "plans": 2080,
     "registry": 830,
     "report": 6040,
     "secure": 1180,

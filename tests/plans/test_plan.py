@@ -13,10 +13,11 @@ from command import call
 from resuming import config, session, stopped
 from rich.console import Console
 
+import fairflower as ff
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.config.run import default_values
 from fairflower.errors import ConfigError, DataError, RunInterrupted
-from fairflower.plans import execution, parallel
+from fairflower.plans import execution, parallel, power
 from fairflower.plans.execution import execute, remaining_plan, resolve_jobs
 from fairflower.plans.plan import Plan, grid_configs, run_key, single_run_config
 from fairflower.report import read_run
@@ -189,3 +190,29 @@ def test_arguments_without_a_name_apply_to_all_methods_that_have_them() -> None:
     assert single.label == "qffl:q=5.0"
     with pytest.raises(ConfigError, match=r"strategy\.q is an argument of .*qffl"):
         single_run_config({"strategy.q": 5.0}, [StrategyConfig("fedavg")], {})
+
+
+def test_references_train_plainly_once_whatever_the_clients_and_bounds_are() -> None:
+    flat = {"client.name": "fedprox", "client.mu": 0.1, "bound.max-client-weight": 0.5}
+    flat |= {"train.lr": 0.2, "strategy.tau": 0.4}
+    plan = Plan.grid(
+        flat,
+        StrategyConfig.parse("fedheal"),
+        [0, 1],
+        clients=ClientConfig.parse("moon,fedprox"),
+        references=["alone", "pooled"],
+    )
+    references = [config for config in plan.runs if config.reference]
+    assert [(c.label, c.seed) for c in references] == [
+        *(("alone", 0), ("pooled", 0), ("alone", 1), ("pooled", 1))
+    ]
+    assert {(c.client.label, c.bound.max_client_weight, c.train.lr) for c in references} == {
+        ("sgd", 1.0, 0.2)
+    }
+    assert power.comparisons_of(plan) == 1  # fedheal against uniform, for each client
+
+
+@pytest.mark.parametrize("given", [["alone", "alone"], "nobody", [], "alone:mu=1"])
+def test_unknown_references_are_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^references .*expected alone or pooled, or both"):
+        ff.compare(references=given)

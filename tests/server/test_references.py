@@ -20,9 +20,10 @@ from fairflower.client_app import app as client_app
 from fairflower.config import ClientConfig, DataConfig, ModelConfig
 from fairflower.data import prepare
 from fairflower.engines.inline import InlineGrid
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, RunFolderError
 from fairflower.paths import client_states
 from fairflower.report import read_run
+from fairflower.report.reading import model_file
 from fairflower.seeds import derive_seed
 from fairflower.server import session
 from fairflower.server.own_models import MOST_CLIENTS
@@ -110,6 +111,8 @@ def test_alone_trains_each_client_as_a_plain_loop_to_the_bit(tmp_path, monkeypat
         own = read_run(folder).values[-1][federation.domains.index(client.domain)]
         assert own == found[f"{k}/{client.domain}"]
     assert same_bits(load_file(folder / "model.safetensors"), start)  # nothing was merged
+    with pytest.raises(RunFolderError, match="has no common model: each client kept its own"):
+        model_file(read_run(folder))
 
 
 def test_pooled_trains_one_model_as_a_plain_loop_on_all_examples(tmp_path):
