@@ -251,8 +251,8 @@ class Plan:
                 drawn["data.seed"] = seed
             configs = grid_configs({**flat, **drawn}, strategies, shared, clients)
             plain = {k: v for k, v in flat.items() if not k.startswith(COMPARED_TABLES)}
-            named = ({**plain, **drawn, StrategyConfig.KEY: name} for name in references)
-            configs += map(RunConfig.from_flat, named)
+            others = ({**plain, **drawn, StrategyConfig.KEY: name} for name in references)
+            configs += map(RunConfig.from_flat, others)
             labels = [config.label for config in configs]
             for label, config in zip(labels, configs, strict=True):
                 if labels.count(label) > 1:
