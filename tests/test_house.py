@@ -32,7 +32,7 @@ BUDGETS = {
     "registry": 820,
     "report": 5990,
     "secure": 1180,
-    "server": 3900,
+    "server": 3925,
     "statistics": 410,
     "strategies": 3950,
     "tasks": 900,
