@@ -25,7 +25,7 @@ from fairflower.config import DataConfig, RunConfig
 from fairflower.config.run import is_setting
 from fairflower.config.text import unknown
 from fairflower.data import Federation, Split, prepare
-from fairflower.data.federation import ClientInfo
+from fairflower.data.federation import ClientInfo, check_known
 from fairflower.data.folders import forget_stamps
 from fairflower.data.sites import as_in, groups_in, open_site
 from fairflower.errors import ConfigError, logger, public_text
@@ -34,7 +34,6 @@ from fairflower.models import Model, frozen_digest
 from fairflower.registry.measurements import MEASUREMENTS, load_measurement
 from fairflower.registry.user_metrics import FAILED_METRICS, load_function
 from fairflower.secure.client import limit_tests, secure_mod
-from fairflower.tasks import check_known
 from fairflower.training.app import make_client_app
 from fairflower.training.batches import ClientData
 from fairflower.training.build import build_model, build_trainer

@@ -49,7 +49,7 @@ from fairflower.data.federation import (
     check_names,
     prepared_file,
 )
-from fairflower.data.images import corrupt, corruption_text, to_chw
+from fairflower.data.images import corrupt, corruption_text, nearest, to_chw
 from fairflower.data.partition import ClientGroup
 from fairflower.data.rows import (
     SPLITS,
@@ -321,10 +321,14 @@ def _resized(
     y: Targets, size: tuple[int, ...], shape: tuple[int, ...], task: Task, where: str
 ) -> Targets:
     """Return targets of images that were resized; raise ``DataError`` if they do not fit them."""
-    try:
-        return task.resized(y, size, shape) if len(shape) == 3 else y
-    except ValueError as error:
-        raise DataError(f"{where}: {error}.") from error
+    if not task.pixelwise or len(shape) != 3:
+        return y
+    if y.shape[1:] != size:
+        found, expected = ("x".join(map(str, side)) for side in (y.shape[1:], size))
+        raise DataError(
+            f"{where}: found masks of {found} pixels; expected {expected}, the images' size."
+        )
+    return nearest(y, shape[1:])
 
 
 def _by_client(array: Any, shares: Iterable[Ints]) -> list[Any]:

@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflower.arguments import Count, Finite, Name, Range, conform
+from fairflower.config.methods import TaskSpec
 from fairflower.errors import DataError, is_text, quoted
 from fairflower.files import read_npy_header
 from fairflower.numerics.metrics import AVG, GAP, MIN, STD
 from fairflower.registry import KINDS
-from fairflower.tasks import CLASSIFICATION, Targets, Task, check_known, task_of
+from fairflower.tasks import CLASSIFICATION, Targets, Task, task_of
 
 META = "meta.json"
 
@@ -176,7 +177,7 @@ class Federation:
     def check(self, own: str = "") -> None:
         """Check the fields of a federation, because ``from_json`` accepts any values.
 
-        Its task must be known here (`fairflower.tasks.check_known`), or be this site's ``own``.
+        Its task must be known here (`check_known`), or be this site's ``own``.
 
         Raises ``DataError`` if a field does not have the type, length and range documented above,
         if a client has no examples, or if its ``class_counts`` do not sum to ``num_examples``.
@@ -354,3 +355,14 @@ def check_names(names: Iterable[str]) -> None:
             f"{quoted(wrong[0])}: the name of a domain, class or group has a null byte, a "
             "carriage return or a character that UTF-8 cannot encode. Rename it."
         )
+
+
+def check_known(text: str, own: str = "") -> None:
+    """Raise ``ValueError`` if a text of another machine names code that is not in use here.
+
+    A task is built in, of an installed package or ``own``, or this process has its module already.
+    """
+    name = TaskSpec.read(text).name
+    known = name in TaskSpec.REGISTRY.data or name in TaskSpec.REGISTRY.offers() or text == own
+    if not known and name.partition(":")[0] not in sys.modules:
+        raise ValueError(f"task = {quoted(text)}: not the task of this run's data or data.task")

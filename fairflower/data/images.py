@@ -307,6 +307,21 @@ def resize(images: Pixels, size: tuple[int, int]) -> Pixels:
     return resized
 
 
+def nearest(masks: Targets, size: tuple[int, ...]) -> Targets:
+    """Return masks [N, H, W] with another height and width, by nearest neighbor.
+
+    >>> nearest(np.array([[[0, 1], [2, 3]]]), (4, 2)).tolist()
+    [[[0, 1], [0, 1], [2, 3], [2, 3]]]
+    """
+    if masks.shape[1:] == size:
+        return masks
+    rows, columns = (
+        ((np.arange(new) + 0.5) * old / new).astype(np.int64)
+        for new, old in zip(size, masks.shape[1:], strict=True)
+    )
+    return masks[:, rows[:, None], columns]
+
+
 def read_mask(path: Path) -> npt.NDArray[Any]:
     """Return the values in an image file of a mask, whole numbers [H, W].
 

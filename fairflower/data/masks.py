@@ -13,10 +13,10 @@ from fairflower.config import DataConfig
 from fairflower.data import files
 from fairflower.data.federation import Ints, Pixels
 from fairflower.data.folders import EXTENSIONS, OwnImages, files_in
-from fairflower.data.images import FileTable, read_mask, read_picture
+from fairflower.data.images import FileTable, nearest, read_mask, read_picture
 from fairflower.errors import DataError
 from fairflower.tasks import Targets
-from fairflower.tasks.segmentation import UNKNOWN, nearest
+from fairflower.tasks.segmentation import UNKNOWN
 
 
 class MaskFolder(OwnImages):

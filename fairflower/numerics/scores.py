@@ -108,6 +108,38 @@ class Score:
 ACCURACY = Score("accuracy")
 BALANCED_ACCURACY = Score("balanced_accuracy", title="ACC", phrase="class-balanced accuracy")
 AUC = Score("auc", title="AUC", phrase="AUC")
+MACRO_F1 = Score("macro_f1", title="F1", phrase="macro F1")
+F1 = replace(MACRO_F1, name="f1", phrase="F1")
+DICE = Score("dice", title="Dice", phrase="Dice score")
+IOU = Score("iou", title="IoU", phrase="intersection over union")
+RMSE = Score("rmse", -1, "", high=math.inf, title="RMSE", phrase="root mean squared error")
+MAE = Score("mae", -1, "", high=math.inf, title="MAE", phrase="mean absolute error")
+R2 = Score("r2", 1, "", low=-math.inf, title="R2", phrase="coefficient of determination")
+NLL = Score("nll", -1, "nats", high=math.inf, digits=3, title="NLL", phrase="loss per token")
+PERPLEXITY = Score("perplexity", -1, "", low=1, high=math.inf)
+TOKEN_ACCURACY = Score("token_accuracy", title="accuracy", phrase="accuracy per token")
+HARRELL = Score("concordance")
+UNO = Score("uno_concordance", title="Uno's concordance", phrase="Uno's concordance")
+BRIER = Score(
+    *("integrated_brier", -1, "", 0, math.inf, 0, 3), title="IBS", phrase="integrated Brier score"
+)
+
+
+def by_label(scores: Mapping[str, NDArray[Any]], first: int = 0) -> dict[str, float]:
+    """Return each score's mean over the labels that define it, and ``<name>_<k>`` of every label.
+
+    ``scores`` are arrays [K], of labels from number ``first``; NaN is undefined.
+
+    >>> by_label({"f1": np.array([0.5, np.nan])})
+    {'f1': 0.5, 'f1_0': 0.5, 'f1_1': nan}
+    """
+    known = {name: values[~np.isnan(values)] for name, values in scores.items()}
+    means = {name: float(np.mean(of)) if len(of) else math.nan for name, of in known.items()}
+    return means | {
+        f"{name}_{k}": float(value)
+        for name, values in scores.items()
+        for k, value in enumerate(values, first)
+    }
 
 
 def as_numbers(means: Mapping[str, Any]) -> dict[str, float]:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fairflower.errors import ConfigError, quoted
+
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
@@ -101,3 +103,17 @@ def propose_cuts(edges: Sequence[float], counts: NDArray[np.int64], intervals: i
     found = np.interp(wanted, total, edges)
     found[-1] = edges[np.searchsorted(total, total[-1])]  # not the end of empty bins
     return ";".join(dict.fromkeys(f"{cut:.4g}" for cut in found))
+
+
+def read_cuts(cuts: str) -> Floats:
+    """Return the numbers in a text; raise ``ConfigError`` unless they increase from above 0."""
+    try:
+        numbers = np.array([float(text) for text in cuts.split(";")])
+    except ValueError:
+        numbers = np.zeros(1)
+    if not (np.isfinite(numbers).all() and (np.diff(numbers, prepend=0) > 0).all()):
+        raise ConfigError(
+            f"cuts = {quoted(cuts)}: expected increasing numbers above 0, separated by semicolons, "
+            "such as 90;180;360."
+        )
+    return numbers

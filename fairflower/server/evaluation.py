@@ -1,7 +1,7 @@
 """Tests of the global model by the server; group fairness from the server's or clients' tests."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import chain
@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import MetricRecord
+from flwr.app import Message, MetricRecord
 from numpy.typing import NDArray
 
 from fairflower.config import RunConfig
 from fairflower.data import Federation, Split
 from fairflower.engines.inline import gpu_memory_error
-from fairflower.errors import ConfigError, failure_text, logger
+from fairflower.errors import ConfigError, MetricError, escaped, failure_text, logger
 from fairflower.files import Arrays
 from fairflower.models import copy_arrays, exchanged_arrays, set_arrays, trainable
 from fairflower.numerics import group_fairness as fairness
 from fairflower.numerics import metrics
 from fairflower.numerics.threads import cpus
-from fairflower.registry.user_metrics import compute_metrics
+from fairflower.registry.user_metrics import FAILED_METRICS, compute_metrics, metric_names
 from fairflower.server.folder import RunFolder
 from fairflower.server.history import ADAPTED, ALL, LEVELS, OVERALL, WORST_CLIENT
 from fairflower.tasks import Targets
@@ -287,6 +287,52 @@ class GroupMetrics:
             logger.warning("Undefined for %s: %s.", where, text)
             self._undefined[where] = text
         return defined({metric.name: metric(counts) for metric in fairness.METRICS})
+
+
+class FailedMetrics:
+    """Reports user-defined metrics that failed in tests, as ``evaluate.metric-errors`` says."""
+
+    def __init__(self, folder: RunFolder, config: RunConfig, federation: Federation) -> None:
+        self.folder, self.evaluate, self.federation = folder, config.evaluate, federation
+        self._skipped: dict[str, str] = dict(folder.fact("skipped_metrics") or {})
+
+    def report(self, server_round: int, where: str, wrong: Mapping[str, str]) -> None:
+        """Raise ``MetricError``, or log each failure and its reason once; see `note`."""
+        for metric, reason in wrong.items():
+            text = f"evaluate.metrics: {metric} failed on {where} in round {server_round}: {reason}"
+            if self.evaluate.metric_errors == "stop":
+                raise MetricError(
+                    f"{text}. Correct the function, or set evaluate.metric-errors = skip."
+                )
+            if (key := f"{metric} on {where}") not in self._skipped:
+                logger.warning("%s. The run continues without this metric.", text)
+                self._skipped[key] = f"round {server_round}: {reason}"
+
+    def report_clients(
+        self,
+        server_round: int,
+        answers: Mapping[int, MetricRecord],
+        replies: Iterable[Message],
+        nodes: Mapping[int, int],
+    ) -> None:
+        """Report metrics that a client did not compute, with the reasons in its reply."""
+        reasons_at: dict[int, Any] = {
+            reply.metadata.src_node_id: reply.content.config_records.get(FAILED_METRICS) or {}
+            for reply in replies
+            if reply.has_content()
+        }
+        default = "the client sent no value; its SuperNode may run an older version of fairflower"
+        for client, answer in sorted(answers.items()):
+            lacking = [n for n in metric_names(self.evaluate.metrics) if n not in answer]
+            reasons = reasons_at.get(nodes[client], {})
+            wrong = {n: escaped(str(reasons.get(n, default))[:300]) for n in lacking}
+            domain = self.federation.clients[client].domain
+            self.report(server_round, f"client {client} of domain {domain}", wrong)
+
+    def note(self) -> None:
+        """Record the failures in ``run.json``: once a test, and not once a client."""
+        if self._skipped:
+            self.folder.note("skipped_metrics", dict(self._skipped))
 
 
 def counts_in(answers: Mapping[int, MetricRecord]) -> dict[int, fairness.Counts]:

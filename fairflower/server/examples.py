@@ -1,16 +1,23 @@
 """Test examples and predictions of a final model, for reports, and their file of up to 1.4 MB."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from fairflower.arguments import Count, conform
 from fairflower.data import Federation
-from fairflower.errors import RunFolderError
-from fairflower.files import Arrays, DamagedFile, read_arrays
+from fairflower.errors import RunFolderError, failure_text, logger
+from fairflower.files import Arrays, DamagedFile, read_arrays, write_arrays
+
+if TYPE_CHECKING:  # slow to import, and reports read examples
+    from fairflower.server.folder import RunFolder
+    from fairflower.server.setup import RunSetup
 
 EXAMPLES = "examples.safetensors"  # file in a run folder
 
@@ -32,6 +39,21 @@ class Facts(TypedDict):
     round: Count
     domains: list[str]
     notes: list[str]  # of each image, or of all points
+
+
+def store_examples(setup: RunSetup, folder: RunFolder, model: Arrays, last: int) -> None:
+    """Store examples of the tests of a run's model after its ``last`` round, if it keeps any."""
+    task, evaluate = setup.federation.learns, setup.config.evaluate
+    (folder.path / EXAMPLES).unlink(missing_ok=True)  # of an earlier last model
+    there = evaluate.keep_examples and evaluate.test and evaluate.by != "clients"
+    if not (task.draws and there) or setup.config.privacy.on:
+        return
+    predict = partial(setup.evaluator.predictions, model)
+    try:
+        found = examples_of(setup.federation, predict, folder.metrics.last_test()[1], last)
+        write_arrays(folder.path / EXAMPLES, *found)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        logger.warning("%s: no examples for reports: %s", task, failure_text(error))
 
 
 def examples_of(

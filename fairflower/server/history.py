@@ -21,6 +21,7 @@ from fairflower.tasks import Task
 if TYPE_CHECKING:  # Flower is slow to import, and reports read histories
     from flwr.app import MetricRecord
 
+    from fairflower.config import RunConfig
     from fairflower.data import Federation
 
 WINDOW = 5  # number of tested rounds over which the papers' tables average (FedHEAL §4.1)
@@ -214,6 +215,19 @@ def early_stop_round(losses: Mapping[int, float], patience: int, min_delta: floa
         if loss < lowest - min_delta:
             best, lowest = server_round, loss
     return best if best and max(losses) - best >= patience else 0
+
+
+def early_stop_reason(config: RunConfig, history: History) -> str:
+    """Return why ``stop.patience`` ends a run now; empty if it does not."""
+    stop = config.stop
+    validated = config.evaluates("validation") and config.evaluate.by != "clients"
+    kind = "validation" if validated else "training"
+    losses = history.validation_losses if validated else history.train_losses
+    best = early_stop_round(losses, stop.patience, stop.min_delta) if stop.patience else 0
+    if not best:
+        return ""
+    since = f"the {kind} loss has not improved since round {best} ({losses[best]:.6g})"
+    return f"{since}; stop.patience = {stop.patience}"
 
 
 def domain_means(

@@ -5,11 +5,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from fairflower.aggregation.messages import add_client_config
@@ -17,30 +15,27 @@ from fairflower.arrays import arrays_of, record_of
 from fairflower.engines.inline import send_and_receive
 from fairflower.errors import (
     ConfigError,
-    MetricError,
     RoundFailed,
     RunInterrupted,
     StopRun,
     StrategyError,
-    escaped,
-    failure_text,
     logger,
     naming_failures,
 )
-from fairflower.files import Arrays, write_arrays
+from fairflower.files import Arrays
 from fairflower.machine import release_memory
 from fairflower.models import initial_local_arrays
 from fairflower.numerics.group_fairness import Counts
 from fairflower.paths import client_states
 from fairflower.registry.measurements import MEASUREMENTS
-from fairflower.registry.user_metrics import FAILED_METRICS, metric_names
+from fairflower.registry.user_metrics import metric_names
 from fairflower.secure.protocol import Halted
 from fairflower.secure.rounds import SecureAggregation
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.contents import BEST
-from fairflower.server.evaluation import GroupMetrics, counts_in
-from fairflower.server.examples import EXAMPLES, examples_of
+from fairflower.server.evaluation import FailedMetrics, GroupMetrics, counts_in
+from fairflower.server.examples import store_examples
 from fairflower.server.folder import LOG, RunFolder
 from fairflower.server.history import (
     HELD_OUT,
@@ -48,7 +43,7 @@ from fairflower.server.history import (
     Metrics,
     domain_means,
     domain_scores,
-    early_stop_round,
+    early_stop_reason,
     test_keys,
 )
 from fairflower.server.own_models import OwnModels
@@ -112,7 +107,7 @@ class RoundLoop:
         numbers = len(self.strategy._measurements)
         begun = (folder.fact("privacy") or {}).get("rounds", 0)
         self._privacy = PrivacyLedger(self.config.privacy, numbers, begun)
-        self._skipped: dict[str, str] = dict(folder.fact("skipped_metrics") or {})
+        self._failed = FailedMetrics(folder, self.config, self.federation)
         self._groups = GroupMetrics(folder, self.federation)
         keeping = self.config.reference == "alone" and self.config.evaluate.by != "clients"
         self._own_models = OwnModels(setup, folder) if keeping else None
@@ -167,7 +162,7 @@ class RoundLoop:
                 if server_round % self.config.evaluate.every == 0 or ending:
                     with _timed(seconds, "evaluate_seconds"):
                         accuracies = self._evaluate(server_round, arrays)
-                    ending = ending or self._out_of_patience()
+                    ending = ending or self._ends_early()
                 if ending:
                     self._test_elsewhere(server_round, arrays)
             overall = seconds | self._privacy.metrics() | self._best.keep(server_round, arrays)
@@ -191,37 +186,15 @@ class RoundLoop:
     def _end(self, server_round: int, arrays: ArrayRecord) -> None:
         """Warn if the final model has diverged, and store examples of its tests for reports."""
         _warn_if_diverged(self.folder, self.setup, server_round)
-        task, evaluate = self.federation.learns, self.config.evaluate
-        (self.folder.path / EXAMPLES).unlink(missing_ok=True)  # of an earlier last model
-        there = evaluate.keep_examples and evaluate.test and evaluate.by != "clients"
-        if not (task.draws and there) or self.config.privacy.on:
-            return
-        predict = partial(self.setup.evaluator.predictions, arrays_of(arrays))
-        scores = self.folder.metrics.last_test()[1]
-        try:
-            found = examples_of(self.federation, predict, scores, server_round)
-            write_arrays(self.folder.path / EXAMPLES, *found)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            logger.warning("%s: no examples for reports: %s", task, failure_text(error))
+        store_examples(self.setup, self.folder, arrays_of(arrays), server_round)
 
     def _ends_early(self) -> bool:
         """Return whether the privacy budget or the loss ends the run now, and record why."""
-        if reason := self._privacy.budget_reason():
+        reason = self._privacy.budget_reason()
+        reason = reason or early_stop_reason(self.config, self.folder.metrics)
+        if reason:
             self.folder.note("ended_early", reason)
-            return True
-        return self._out_of_patience()
-
-    def _out_of_patience(self) -> bool:
-        """Return whether the loss has not improved for ``stop.patience`` rounds, and record it."""
-        stop, metrics = self.config.stop, self.folder.metrics
-        validated = self.config.evaluates("validation") and self.config.evaluate.by != "clients"
-        kind = "validation" if validated else "training"
-        losses = metrics.validation_losses if validated else metrics.train_losses
-        best = early_stop_round(losses, stop.patience, stop.min_delta) if stop.patience else 0
-        if best:
-            reason = f"the {kind} loss has not improved since round {best} ({losses[best]:.6g})"
-            self.folder.note("ended_early", f"{reason}; stop.patience = {stop.patience}")
-        return best > 0
+        return bool(reason)
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
         folder, best = self.folder, self._best
@@ -347,15 +320,14 @@ class RoundLoop:
                     unseen |= self._groups.of(tested.held_out_counts, f"domain {held_out}")
                 self.folder.append_metrics(server_round, HELD_OUT, held_out, unseen)
             for domain, wrong in tested.failed.items():
-                self._report_failed(server_round, f"domain {domain}", wrong)
+                self._failed.report(server_round, f"domain {domain}", wrong)
             results = {domain: results.get(domain, {}) | scores[domain] for domain in scores}
         for domain, values in self._groups.record(server_round, split, counts).items():
             results[domain] |= values
         for domain, values in results.items():
             self.folder.append_metrics(server_round, LEVELS[split][0], domain, values)
         self._groups.note()
-        if self._skipped:
-            self.folder.note("skipped_metrics", dict(self._skipped))
+        self._failed.note()
         if not results:
             return {}
         # A domain is not tested if its sites are not connected.
@@ -366,18 +338,6 @@ class RoundLoop:
         """Test the models that clients keep on other domains, if they keep any."""
         if self._own_models and server_round > 0 and self.config.evaluates("test"):
             self._own_models.test_elsewhere(server_round, arrays_of(arrays))
-
-    def _report_failed(self, server_round: int, where: str, wrong: Mapping[str, str]) -> None:
-        """Raise ``MetricError`` if a user-defined metric failed, or log a warning and record it."""
-        for metric, reason in wrong.items():
-            text = f"evaluate.metrics: {metric} failed on {where} in round {server_round}: {reason}"
-            if self.config.evaluate.metric_errors == "stop":
-                raise MetricError(
-                    f"{text}. Correct the function, or set evaluate.metric-errors = skip."
-                )
-            if (key := f"{metric} on {where}") not in self._skipped:
-                logger.warning("%s. The run continues without this metric.", text)
-                self._skipped[key] = f"round {server_round}: {reason}"
 
     def _ask_clients(
         self, split: str, server_round: int, arrays: ArrayRecord
@@ -391,7 +351,7 @@ class RoundLoop:
         task, groups = self.federation.learns, self._groups.number
         answers = strategy._evaluations(server_round, replies, most, groups, task.scores)
         folder.append_dropped_in_test(server_round, strategy.dropped)
-        self._report_failed_of_clients(server_round, answers, replies)
+        self._failed.report_clients(server_round, answers, replies, self.nodes)
         keys = test_keys(answers, task, metric_names(self.config.evaluate.metrics))
         if self.setup.trained:  # clients have no personal models without training
             keys.pop(f"personal_{task.primary.name}", None)
@@ -401,23 +361,6 @@ class RoundLoop:
         # Means of the scores of several models, or the scores of one model on all examples.
         combined = domain_means if self.config.reference == "alone" else domain_scores
         return combined(answers, keys, self.federation), counts_in(answers)
-
-    def _report_failed_of_clients(
-        self, server_round: int, answers: Mapping[int, MetricRecord], replies: Iterable[Message]
-    ) -> None:
-        """Report user-defined metrics that a client did not compute."""
-        reasons_at: dict[int, Any] = {
-            reply.metadata.src_node_id: reply.content.config_records.get(FAILED_METRICS) or {}
-            for reply in replies
-            if reply.has_content()
-        }
-        default = "the client sent no value; its SuperNode may run an older version of fairflower"
-        for client, answer in sorted(answers.items()):
-            lacking = [n for n in metric_names(self.config.evaluate.metrics) if n not in answer]
-            reasons = reasons_at.get(self.nodes[client], {})
-            wrong = {n: escaped(str(reasons.get(n, default))[:300]) for n in lacking}
-            domain = self.federation.clients[client].domain
-            self._report_failed(server_round, f"client {client} of domain {domain}", wrong)
 
     def _exchange(self, messages: Iterable[Message]) -> list[Message]:
         """Send a round's messages with the clients' ids, and return the replies."""

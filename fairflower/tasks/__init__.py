@@ -6,8 +6,7 @@ which one it is. Methods import torch when they compute, because reports read ta
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -24,12 +23,20 @@ from fairflower.numerics.scores import Score
 from fairflower.registry import CLASSIFICATION as CLASSIFICATION
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor as Tensor
+else:
+    Tensor = Any
 
 #: Targets of examples: int64 or float32, [N, ...], or masks, uint8 [N, H, W], 255 if unknown.
 Targets = NDArray[Any]
 
+#: Means of `Task.sums` over a test's examples, numbers or [K].
+Means = Mapping[str, Any]
+
 Reduction = Literal["none", "sum", "mean"]
+
+#: Range of finite numbers in float32.
+FINITE = float(np.finfo(np.float32).min), float(np.finfo(np.float32).max)
 
 
 class Task(Configurable):
@@ -37,20 +44,19 @@ class Task(Configurable):
 
     `losses`, `sums` and `score` define the task; a test's scores are computed from sums over all
     examples of a domain, so they do not depend on batches or on how examples are divided among
-    clients. Scores that are no function of sums, such as an AUC, are computed by `whole`. See
+    clients. Scores that are no function of sums, such as an AUC, are computed by `whole` over a
+    domain's examples; with ``evaluate.by = "clients"``, they are the means of the clients'. See
     ``docs/your-own-parts.md``; `fairflower.testing.check_task` checks a task.
-
-    Attributes
-    ----------
-    scores : tuple of Score
-        Scores of a test. The first is the primary score: of reports, of tuning and of verdicts.
     """
 
+    #: Scores of a test. The first is the primary score: of reports, of tuning and of verdicts.
     scores: tuple[Score, ...]
     #: Type of targets.
     dtype: ClassVar[type[np.generic]] = np.float32
     #: Whether targets are class numbers, which are counted, named and can be skewed.
     classes: ClassVar[bool] = False
+    #: Whether targets are of an image's pixels, [N, H, W], and resized with it (nearest neighbor).
+    pixelwise: ClassVar[bool] = False
     #: What `whole` needs of all examples; empty if it returns nothing.
     keeps: ClassVar[Literal["", "predictions", "outputs"]] = ""
     #: Whether outputs are no logits, so that users' metrics and exported networks give predictions.
@@ -84,7 +90,7 @@ class Task(Configurable):
         """Whether the primary score is from 0 to 1, and higher is better."""
         return (self.primary.better, self.primary.low, self.primary.high) == (1, 0, 1)
 
-    def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
+    def read(self, values: Targets, num_outputs: int | None = None) -> Targets:
         """Return valid targets, as ``dtype``, from values of a data set or a file.
 
         By default, values are finite numbers [N]. ``num_outputs`` is the declared number of the
@@ -108,13 +114,6 @@ class Task(Configurable):
             for k in range(self.first_label, num_outputs if self.label_scores else 0)
         }
 
-    def resized(self, targets: Targets, size: tuple[int, ...], shape: tuple[int, ...]) -> Targets:
-        """Return the targets of images that are resized from a size (H, W) to an example's shape.
-
-        By default, targets are unchanged. Raises ``ValueError`` if targets do not fit the size.
-        """
-        return targets
-
     def strata(self, targets: Targets) -> NDArray[np.int64]:
         """Return a number for each example, int64 [N]: divisions keep the numbers' proportions."""
         return np.zeros(len(targets), np.int64)
@@ -127,9 +126,9 @@ class Task(Configurable):
 
     def made_up(self, n: int, num_outputs: int, shape: tuple[int, ...]) -> Targets:
         """Return n targets, to try a network with examples of a shape before a run."""
-        return (np.arange(n) % 2).astype(self.dtype)
+        return (np.arange(n) % max(2, num_outputs)).astype(self.dtype)
 
-    def problem(self, network: nn.Module, x: Tensor) -> str:
+    def problem(self, network: Callable[[Tensor], Tensor], x: Tensor) -> str:
         """Return what is wrong with a network whose output has the right shape, or "".
 
         ``x`` are two examples, and the network is in eval mode.
@@ -156,7 +155,7 @@ class Task(Configurable):
         """Return sums over the examples of a batch, scalars or [K], by default the ``loss``."""
         return {"loss": self.loss(output, y, "sum")}
 
-    def score(self, means: Mapping[str, Any]) -> dict[str, float]:
+    def score(self, means: Means) -> dict[str, float]:
         """Return scores, given `sums` of all examples divided by their number; NaN is undefined.
 
         By default, there are none but those of `whole`.
@@ -204,24 +203,17 @@ def task_of(text: str) -> Task:
     return task
 
 
-def check_known(text: str, own: str = "") -> None:
-    """Raise ``ValueError`` if a text of another machine names code that is not in use here.
+def check_numbers(
+    values: Targets, expected: str, shaped: bool, *within: float, missing: bool = False
+) -> None:
+    """Raise ``ValueError`` unless values are shaped, and in a range or, if allowed, NaN.
 
-    A task is built in, of an installed package or ``own``, or this process has its module already.
+    ``within`` are the ends of the range, by default those of finite numbers in float32.
     """
-    name = TaskSpec.read(text).name
-    known = name in TaskSpec.REGISTRY.data or name in TaskSpec.REGISTRY.offers() or text == own
-    if not known and name.partition(":")[0] not in sys.modules:
-        raise ValueError(f"task = {quoted(text)}: not the task of this run's data or data.task")
-
-
-def check_numbers(values: NDArray[Any], expected: str, shaped: bool, missing: bool = False) -> None:
-    """Raise ``ValueError`` unless values are shaped, and finite in float32 or ``missing`` (NaN)."""
     if values.dtype.kind not in "biuf" or not shaped:
         raise ValueError(f"found {values.dtype} {list(values.shape)}; expected {expected}")
-    wrong = ~(np.abs(values.astype(np.float64)) <= np.finfo(np.float32).max)  # NaN, too
-    if missing:
-        wrong &= ~np.isnan(values)
+    (low, high), wide = within or FINITE, values.astype(np.float64)
+    wrong = ~((low <= wide) & (wide <= high) | missing & np.isnan(wide))
     if wrong.any():
         place = tuple(map(int, np.argwhere(wrong)[0]))
         raise ValueError(f"found {values[place]} for example {place[0]}; expected {expected}")

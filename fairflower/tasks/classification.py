@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fairflower.numerics import Vector, metrics
 from fairflower.numerics.scores import ACCURACY, BALANCED_ACCURACY
-from fairflower.tasks import Reduction, Targets, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fairflower.tasks import Means, Reduction, Targets, Task, Tensor
 
 #: Upper bound on labels if the number of classes is not declared.
 MAX_CLASSES = 2**16
@@ -32,7 +26,7 @@ class Classification(Task):
     classes = True
     keeps = "predictions"
 
-    def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
+    def read(self, values: Targets, num_outputs: int | None = None) -> Targets:
         if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
             found = f"found {values.dtype} {list(values.shape)}; expected whole-number labels [N]"
             other = " (or another task, such as data.task = 'regression')"
@@ -46,11 +40,8 @@ class Classification(Task):
     def num_outputs(self, targets: Targets) -> int:
         return 1 + int(targets.max(initial=-1))
 
-    def strata(self, targets: Targets) -> NDArray[np.int64]:
+    def strata(self, targets: Targets) -> Targets:
         return targets
-
-    def made_up(self, n: int, num_outputs: int, shape: tuple[int, ...]) -> Targets:
-        return np.arange(n) % num_outputs
 
     def loss(self, output: Tensor, y: Tensor, reduction: Reduction = "mean") -> Tensor:
         from torch.nn import functional as F
@@ -73,7 +64,7 @@ class Classification(Task):
     def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         return super().sums(output, y) | {"accuracy": (self.predict(output) == y).sum()}
 
-    def score(self, means: Mapping[str, Any]) -> dict[str, float]:
+    def score(self, means: Means) -> dict[str, float]:
         return {"accuracy": means["accuracy"]}
 
     def whole(self, y: Targets, predictions: Targets, outputs: Vector) -> dict[str, float]:

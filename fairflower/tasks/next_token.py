@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fairflower.numerics.scores import Score
-from fairflower.tasks import Targets, Task, check_numbers
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+from fairflower.numerics.scores import NLL, PERPLEXITY, TOKEN_ACCURACY
+from fairflower.tasks import Means, Targets, Task, Tensor, check_numbers
 
 
 class NextToken(Task):
@@ -24,30 +20,23 @@ class NextToken(Task):
     Id 0, which pads texts in x, is an unknown target, which is ignored; it may also hide targets
     that are not to be learnt. Each example has at least one known target.
 
-    The loss of an example is the mean cross entropy over its known targets. It therefore does not
-    depend on the example's length, and an example counts as much as any other in training. Scores
-    are over all known targets of a domain: the loss per token in nats (the primary score), its
-    exponential, perplexity, and the accuracy per token. Losses of domains whose tokens are of
-    different size, such as bytes of letters in different scripts, are not comparable per word.
+    The loss of an example is the mean cross entropy over its known targets, so that long and short
+    examples count alike in training. Scores are over all known targets of a domain: the loss per
+    token in nats (the primary score), its exponential, perplexity, and the accuracy per token.
+    Losses of domains whose tokens are of different size, such as bytes of letters in different
+    scripts, are not comparable per word.
     """
 
-    scores = (
-        Score("nll", -1, "nats", high=math.inf, digits=3, title="NLL", phrase="loss per token"),
-        Score("perplexity", -1, "", low=1, high=math.inf),
-        Score("token_accuracy", title="accuracy", phrase="accuracy per token"),
-    )
+    scores = NLL, PERPLEXITY, TOKEN_ACCURACY
     dtype = np.int64
     models: ClassVar = {"tokens": "gpt"}
     loss_range = 12.0  # that of guessing among 160,000 tokens
 
-    def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
+    def read(self, values: Targets, num_outputs: int | None = None) -> Targets:
         most = f"to {num_outputs - 1}" if num_outputs else "and more"
         expected = f"token ids 0 (unknown) {most} [N, L], the token after each place"
-        check_numbers(values, expected, values.ndim == 2 and values.dtype.kind in "iu")
-        if values.size and not 0 <= values.min() <= values.max() < (num_outputs or math.inf):
-            raise ValueError(
-                f"found token ids {values.min()} to {values.max()}; expected {expected}"
-            )
+        shaped = values.ndim == 2 and values.dtype.kind in "iu"
+        check_numbers(values, expected, shaped, 0, (num_outputs or math.inf) - 1)
         if len(empty := np.flatnonzero(~values.any(axis=1))):
             raise ValueError(f"found no known token in example {empty[0]}; expected at least one")
         return values.astype(np.int64)
@@ -56,15 +45,13 @@ class NextToken(Task):
         return 1 + int(targets.max(initial=0))
 
     def output_shape(self, num_outputs: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return (L, vocabulary), as networks from transformers have it."""
         return (*shape[1:], num_outputs)
 
     def made_up(self, n: int, num_outputs: int, shape: tuple[int, ...]) -> Targets:
         count = n * shape[-1]
         return (1 + np.arange(count) % max(1, num_outputs - 1)).reshape(n, shape[-1])
 
-    def problem(self, network: nn.Module, x: Tensor) -> str:
-        """Return a text if the logits of a place depend on tokens after it."""
+    def problem(self, network: Callable[[Tensor], Tensor], x: Tensor) -> str:
         before, after = (x * 0 + 1 for _ in range(2))
         after[:, -1] = 0
         before, after = (network(ids)[:, :-1] for ids in (before, after))
@@ -100,7 +87,7 @@ class NextToken(Task):
             "right": ((self.predict(output) == y) & known).sum(),
         }
 
-    def score(self, means: Mapping[str, Any]) -> dict[str, float]:
+    def score(self, means: Means) -> dict[str, float]:
         nll = means["token_loss"] / means["tokens"]
         return {
             "nll": nll,

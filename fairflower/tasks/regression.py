@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fairflower.arguments import Range
 from fairflower.errors import ConfigError
-from fairflower.numerics.scores import Score
-from fairflower.tasks import Targets, Task, check_numbers
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-RMSE = Score("rmse", -1, "", high=math.inf, title="RMSE", phrase="root mean squared error")
-MAE = Score("mae", -1, "", high=math.inf, title="MAE", phrase="mean absolute error")
-R2 = Score("r2", 1, "", low=-math.inf, title="R2", phrase="coefficient of determination")
+from fairflower.numerics.scores import MAE, R2, RMSE
+from fairflower.tasks import FINITE, Means, Targets, Task, Tensor, check_numbers
 
 
 class Regression(Task):
@@ -55,7 +46,6 @@ class Regression(Task):
         The targets' unit, for tables.
     """
 
-    dtype = np.float32
     scores = RMSE, MAE, R2
     scaled = True
     draws = "points"
@@ -76,16 +66,15 @@ class Regression(Task):
         self.kind, self.q, self.center, self.scale = loss, q, center, scale
         self.scores = replace(RMSE, unit=unit), replace(MAE, unit=unit), R2
 
-    def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
+    def read(self, values: Targets, num_outputs: int | None = None) -> Targets:
         """Return targets, float32 [N], or [N, D] if D > 1."""
-        least = 0 if self.kind == "poisson" else -math.inf
-        expected = f"finite numbers{' >= 0' * (least == 0)} [N] or [N, D]"
-        check_numbers(values, expected, values.ndim in (1, 2) and 0 not in values.shape[1:])
+        counts = self.kind == "poisson"
+        expected = f"finite numbers{' >= 0' * counts} [N] or [N, D]"
+        shaped = values.ndim in (1, 2) and 0 not in values.shape[1:]
+        check_numbers(values, expected, shaped, 0 if counts else FINITE[0], FINITE[1])
         width = self.num_outputs(values)
         if width != (num_outputs or width):
             raise ValueError(f"found {width} targets per example; expected {num_outputs}")
-        if values.size and values.min() < least:
-            raise ValueError(f"found {values.min()}; expected {expected}")
         return values.astype(np.float32).reshape(len(values), *[width] * (width > 1))
 
     def num_outputs(self, targets: Targets) -> int:
@@ -131,7 +120,7 @@ class Regression(Task):
         summed = {name: values.reshape(len(y), -1).sum(0) for name, values in each.items()}
         return super().sums(output, y) | summed
 
-    def score(self, means: Mapping[str, Any]) -> dict[str, float]:
+    def score(self, means: Means) -> dict[str, float]:
         squared, target = np.asarray(means["squared_error"]), np.asarray(means["target"])
         variance = np.asarray(means["squared_target"]) - target**2
         # Rounding leaves a little of the squares if all targets are equal.

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fairflower.arguments import Range
-from fairflower.numerics.scores import Score
-from fairflower.tasks import Targets, Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fairflower.numerics.scores import DICE, IOU, by_label
+from fairflower.tasks import Means, Targets, Task, Tensor
 
 #: Value of pixels whose class is unknown: losses and scores ignore them.
 UNKNOWN = 255
-
-DICE = Score("dice", title="Dice", phrase="Dice score")
-IOU = Score("iou", title="IoU", phrase="intersection over union")
 
 
 class Segmentation(Task):
@@ -35,9 +27,8 @@ class Segmentation(Task):
 
     the cross entropy plus the soft Dice loss (Milletari, Navab, Ahmadi, 3DV 2016) without squares,
     with smoothing and without background, as in nnU-Net (Isensee et al., Nature Methods 2021).
-    Unlike nnU-Net's, the loss is at least 0, as 1 is added. It is computed for each example, so a
-    mean over examples does not depend on batches. A class that an example neither has nor predicts
-    costs nothing, and an example without a known pixel has the loss 0.
+    Unlike nnU-Net's, the loss is at least 0, as 1 is added. A class that an example neither has nor
+    predicts costs nothing, and an example without a known pixel has the loss 0.
 
     Scores are computed from all known pixels of a domain together. With the numbers TP, FP and FN
     of a class, its Dice score is ``2 TP / (2 TP + FP + FN)`` and its intersection over union (IoU)
@@ -55,15 +46,16 @@ class Segmentation(Task):
     first_label = 1
     draws = "masks"
     dtype = np.uint8
-    models: ClassVar[Mapping[str, str]] = {"images": "unet"}
-    undefined: ClassVar[Mapping[str, str]] = dict.fromkeys(
+    pixelwise = True
+    models: ClassVar = {"images": "unet"}
+    undefined: ClassVar = dict.fromkeys(
         ("dice", "iou"), "its examples neither have nor get a class from 1"
     )
 
     def __init__(self, *, smooth: Annotated[float, Range(above=0)] = 1.0) -> None:
         self.smooth = smooth
 
-    def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
+    def read(self, values: Targets, num_outputs: int | None = None) -> Targets:
         if values.ndim != 3 or values.dtype.kind not in "biu":
             found = f"found {values.dtype} {list(values.shape)}"
             raise ValueError(f"{found}; expected masks of whole numbers [N, H, W]")
@@ -81,13 +73,6 @@ class Segmentation(Task):
     def output_shape(self, num_outputs: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (num_outputs, *shape[1:])
 
-    def resized(self, targets: Targets, size: tuple[int, ...], shape: tuple[int, ...]) -> Targets:
-        if targets.shape[1:] != size:
-            height, width = targets.shape[1:]
-            found = f"masks of {height}x{width} pixels"
-            raise ValueError(f"found {found}; expected {size[0]}x{size[1]}, the images' size")
-        return nearest(targets, shape[1:])
-
     def pointless(self, targets: Targets) -> str:
         held = np.setdiff1d(targets, UNKNOWN)
         return "" if len(held) > 1 else f"no other class than {held.tolist()} in all training masks"
@@ -97,12 +82,13 @@ class Segmentation(Task):
         return (np.arange(count) % num_outputs).astype(np.uint8).reshape(n, *shape[1:])
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
-        import torch
-
-        _check(output, y)
-        known = y != UNKNOWN
+        if output.ndim != 4 or output.shape[1] < 2 or output[:, 0].shape != y.shape:
+            raise ValueError(
+                f"The network returns an output of shape {tuple(output.shape)} for masks of shape "
+                f"{tuple(y.shape)}: expected logits [B, classes, H, W] with at least two classes."
+            )
+        known, held = y != UNKNOWN, _by_class(y, output.shape[1])
         pixels = known.flatten(1).sum(1).clamp(min=1)
-        held = y[:, None] == torch.arange(output.shape[1], device=y.device).view(-1, 1, 1)
         log_p = output.log_softmax(1)
         # A product, because a GPU sums the gradient of `nll_loss` in random order.
         entropy = -(log_p * held).flatten(1).sum(1) / pixels
@@ -112,31 +98,20 @@ class Segmentation(Task):
         return entropy + 1 - dice.mean(1)
 
     def predict(self, output: Tensor) -> Tensor:
-        import torch
-
-        return output.argmax(1).to(torch.uint8)
+        return output.argmax(1).byte()
 
     def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        import torch
-
-        guess, known = output.argmax(1), y != UNKNOWN
-        found = torch.stack([(guess == c) & known for c in range(output.shape[1])])
-        held = torch.stack([y == c for c in range(output.shape[1])])
+        guess = output.argmax(1).where(y != UNKNOWN, UNKNOWN)
+        found, held = (_by_class(masks, output.shape[1]) for masks in (guess, y))
         pixels = {"intersection": found & held, "predicted": found, "true": held}
-        return super().sums(output, y) | {k: of.flatten(1).sum(1) for k, of in pixels.items()}
+        return super().sums(output, y) | {k: of.sum((0, 2, 3)) for k, of in pixels.items()}
 
-    def score(self, means: Mapping[str, Any]) -> dict[str, float]:
-        hits, guessed, held = (
-            np.asarray(means[name])[1:] for name in ("intersection", "predicted", "true")
-        )
+    def score(self, means: Means) -> dict[str, float]:
+        names = "intersection", "predicted", "true"
+        hits, guessed, held = (np.asarray(means[name])[1:] for name in names)
         with np.errstate(invalid="ignore"):  # 0 / 0 is NaN: undefined
             dice, iou = 2 * hits / (guessed + held), hits / (guessed + held - hits)
-        defined = guessed + held > 0
-        each = {f"dice_{c}": float(value) for c, value in enumerate(dice, 1)}
-        each |= {f"iou_{c}": float(value) for c, value in enumerate(iou, 1)}
-        if not defined.any():
-            return {"dice": math.nan, "iou": math.nan} | each
-        return {"dice": float(dice[defined].mean()), "iou": float(iou[defined].mean())} | each
+        return by_label({"dice": dice, "iou": iou}, first=1)
 
     def count_label(self, y: Targets, k: int) -> dict[str, int]:
         return {"images": int((y == k).any(axis=(1, 2)).sum())}
@@ -153,25 +128,8 @@ class Segmentation(Task):
         return math.log(num_outputs) + 1
 
 
-def nearest(masks: NDArray[Any], size: tuple[int, ...]) -> NDArray[Any]:
-    """Return masks [N, H, W] with another height and width, by nearest neighbor.
+def _by_class(masks: Tensor, classes: int) -> Tensor:
+    """Return whether pixels of masks [B, H, W] have each class, bool [B, classes, H, W]."""
+    import torch
 
-    >>> nearest(np.array([[[0, 1], [2, 3]]]), (4, 2)).tolist()
-    [[[0, 1], [0, 1], [2, 3], [2, 3]]]
-    """
-    if masks.shape[1:] == size:
-        return masks
-    rows, columns = (
-        ((np.arange(new) + 0.5) * old / new).astype(np.int64)
-        for new, old in zip(size, masks.shape[1:], strict=True)
-    )
-    return masks[:, rows[:, None], columns]
-
-
-def _check(output: Tensor, y: Tensor) -> None:
-    """Raise ``ValueError`` unless the output is [B, classes, H, W] with at least two classes."""
-    if output.ndim != 4 or output.shape[1] < 2 or output[:, 0].shape != y.shape:
-        raise ValueError(
-            f"The network returns an output of shape {tuple(output.shape)} for masks of shape "
-            f"{tuple(y.shape)}: expected logits [B, classes, H, W] with at least two classes."
-        )
+    return masks[:, None] == torch.arange(classes, device=masks.device).view(-1, 1, 1)

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fairflower.arguments import Range
-from fairflower.errors import ConfigError, quoted
+from fairflower.errors import ConfigError
 from fairflower.numerics import Vector
-from fairflower.numerics.scores import Score
-from fairflower.numerics.survival import concordance, integrated_brier, uno_concordance
-from fairflower.tasks import Targets, Task, check_numbers
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-HARRELL = Score("concordance")
-UNO = Score("uno_concordance", title="Uno's concordance", phrase="Uno's concordance")
-BRIER = Score(
-    *("integrated_brier", -1, "", 0, math.inf, 0, 3), title="IBS", phrase="integrated Brier score"
-)
+from fairflower.numerics.scores import BRIER, HARRELL, UNO
+from fairflower.numerics.survival import concordance, integrated_brier, read_cuts, uno_concordance
+from fairflower.tasks import Targets, Task, Tensor, check_numbers
 
 
 class Survival(Task):
@@ -45,9 +35,8 @@ class Survival(Task):
     between cuts, and the probability of an event until the last cut. The primary score is Harrell's
     concordance of the negative predicted time; Uno's corrects for censoring, and the integrated
     Brier score also judges the probabilities (`fairflower.numerics.survival`, for both with weights
-    by the tested examples alone). The server computes them over a domain's examples; with
-    ``evaluate.by = "clients"``, a domain's score is the mean of its clients'. They are undefined
-    without events, and without pairs or cuts to compare.
+    by the tested examples alone). They are undefined without events, and without pairs or cuts to
+    compare.
 
     Parameters
     ----------
@@ -59,7 +48,6 @@ class Survival(Task):
         Instead of cuts: the last cut, and the number of equal intervals, by default 10.
     """
 
-    dtype = np.float32
     scores = HARRELL, UNO, BRIER
     keeps = "outputs"
     scaled = True
@@ -83,14 +71,11 @@ class Survival(Task):
                 "horizon, such as survival:horizon=360:intervals=4."
             )
         #: Ends of the intervals, float64 [J].
-        self.cuts = np.linspace(0, horizon, intervals + 1)[1:] if horizon else _parsed(str(cuts))
+        self.cuts = np.linspace(0, horizon, intervals + 1)[1:] if horizon else read_cuts(str(cuts))
         self.cuts = self.cuts.astype(np.float32).astype(np.float64)  # comparable to times
+        self.loss_range = 2 * len(self.cuts) * math.log(2)
 
-    @property
-    def loss_range(self) -> float:  # type: ignore[override]
-        return 2 * len(self.cuts) * math.log(2)
-
-    def read(self, values: NDArray[Any], num_outputs: int | None = None) -> Targets:
+    def read(self, values: Targets, num_outputs: int | None = None) -> Targets:
         expected = "times >= 0 and events, 0 or 1 [N, 2]"
         check_numbers(values, expected, values.ndim == 2 and values.shape[1:] == (2,))
         wrong = (values[:, 0] < 0) | ~np.isin(values[:, 1], (0, 1))
@@ -106,8 +91,7 @@ class Survival(Task):
     def num_outputs(self, targets: Targets) -> int:
         return len(self.cuts)
 
-    def strata(self, targets: Targets) -> NDArray[np.int64]:
-        """Return the events: divisions keep their share."""
+    def strata(self, targets: Targets) -> Targets:
         return targets[:, 1].astype(np.int64)
 
     def pointless(self, targets: Targets) -> str:
@@ -166,17 +150,3 @@ class Survival(Task):
 
     def guess(self, num_outputs: int) -> float | None:
         return num_outputs * math.log(2)
-
-
-def _parsed(cuts: str) -> NDArray[np.float64]:
-    """Return the numbers in a text; raise ``ConfigError`` unless they increase from above 0."""
-    try:
-        numbers = np.array([float(text) for text in cuts.split(";")])
-    except ValueError:
-        numbers = np.zeros(1)
-    if not (np.isfinite(numbers).all() and (np.diff(numbers, prepend=0) > 0).all()):
-        raise ConfigError(
-            f"cuts = {quoted(cuts)}: expected increasing numbers above 0, separated by semicolons, "
-            "such as 90;180;360."
-        )
-    return numbers

@@ -74,8 +74,8 @@ def test_scores_are_over_all_tokens_however_they_are_divided() -> None:
             r"found int64 \[3\]; expected token ids 0 \(unknown\) to 4 \[N, L\]",
         ),
         (np.ones((3, 2)), r"found float64 \[3, 2\]"),
-        (np.full((3, 2), 5), "found token ids 5 to 5; expected token ids 0"),
-        (np.full((3, 2), -100), "found token ids -100 to -100"),
+        (np.full((3, 2), 5), "found 5 for example 0; expected token ids 0"),
+        (np.full((3, 2), -100), "found -100 for example 0"),
         (np.array([[1, 2], [0, 0]]), "found no known token in example 1; expected at least one"),
     ],
 )

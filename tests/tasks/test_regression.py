@@ -123,7 +123,7 @@ def test_targets_that_are_no_numbers_are_refused(values: Any, wrong: str) -> Non
 
 
 def test_other_targets_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"found -1.0; expected finite numbers >= 0"):
+    with pytest.raises(ValueError, match=r"found -1.0 for example 1; expected finite numbers >= 0"):
         Regression(loss="poisson").read(np.array([1.0, -1.0]))
     with pytest.raises(ValueError, match="found 2 targets per example; expected 1"):
         Regression().read(np.zeros((3, 2)), 1)

@@ -12,9 +12,10 @@ from sklearn.metrics import f1_score, jaccard_score
 from torch import Tensor
 from torchmetrics.functional.segmentation import dice_score, mean_iou
 
+from fairflower.data.images import nearest
 from fairflower.errors import ConfigError
 from fairflower.tasks import task_of
-from fairflower.tasks.segmentation import UNKNOWN, nearest
+from fairflower.tasks.segmentation import UNKNOWN
 
 TASK = task_of("segmentation")
 

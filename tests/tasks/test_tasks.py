@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fairflower.data.federation import check_known
 from fairflower.errors import ConfigError
 from fairflower.numerics.scores import Score, as_numbers, from_numbers
 from fairflower.registry import TASKS
-from fairflower.tasks import Task, check_known, task_of
+from fairflower.tasks import Task, task_of
 from fairflower.testing import check_task
 
 LOSSES = ("squared", "huber", "absolute", "quantile", "poisson")
