@@ -323,6 +323,9 @@ def conform(value: Any, hint: Any, name: str = "") -> None:
         ...
     ValueError: sizes[1] = -1: expected a number in [0, 9007199254740992].
     """
+    if type(hint) is type and hint in _PLAIN:  # most values
+        _expect(_PLAIN[hint](value), _WORDS[hint], name, value)
+        return
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Required, NotRequired):
         conform(value, args[0], name)
@@ -330,8 +333,9 @@ def conform(value: Any, hint: Any, name: str = "") -> None:
         conform(value, args[0], name)
         for note in args[1:]:
             pattern = isinstance(note, re.Pattern)
-            words = f"text that matches {note.pattern}" if pattern else str(note)
-            _expect(note.fullmatch(value) if pattern else value in note, words, name, value)
+            if not (note.fullmatch(value) if pattern else value in note):
+                words = f"text that matches {note.pattern}" if pattern else str(note)
+                _expect(False, words, name, value)
     elif origin in (Union, UnionType):
         _one_of(value, args, name)
     elif origin is Literal:
@@ -349,8 +353,6 @@ def conform(value: Any, hint: Any, name: str = "") -> None:
             conform(item, args[1], f"{name}.{quoted(key)[1:-1]}")
     elif is_typeddict(hint) or is_dataclass(hint):
         _conform_fields(value, hint, name)
-    elif hint in _PLAIN:
-        _expect(_PLAIN[hint](value), _WORDS[hint], name, value)
     elif hint is not Any:
         _expect(isinstance(value, hint), f"a {hint.__name__}", name, value)
 

@@ -90,9 +90,16 @@ def findings_in(source: Path) -> Findings:
     return Findings(Stages(Design.read(LEADERBOARD), Ledger(source)))
 
 
-@cache
+read_once = cache(read_summary)
+
+
+@pytest.fixture(autouse=True)
+def _summaries_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairflower.report.pages.read_summary", read_once)
+
+
 def summary_of(name: str) -> list[Run]:
-    return read_summary(EXPERIMENTS / f"{name}.csv")
+    return read_once(EXPERIMENTS / f"{name}.csv")
 
 
 @cache
@@ -107,7 +114,9 @@ def written(source: Path) -> str:
         return text_of(findings_in(source))
     if source.name.startswith("privacy-"):
         with mock.patch.object(sys, "path", [str(EXPERIMENTS), *sys.path]):
-            return str(importlib.import_module("privacy_price").text(source))
+            privacy_price = importlib.import_module("privacy_price")
+        with mock.patch.object(privacy_price, "read_summary", read_once):
+            return str(privacy_price.text(source))
     return generated_markdown(source)
 
 

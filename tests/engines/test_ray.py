@@ -18,6 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
+from parametrize import at_night
 from processes import TIMEOUT, wait_for
 
 from fairflower.engines import ray_cluster
@@ -115,9 +116,10 @@ def federate(engine: str, fails: bool = False, **options: Any) -> np.ndarray:
     return outcome["w"]
 
 
-def test_foreign_apps_compute_the_same_model_on_both_engines():
+@pytest.mark.parametrize("engine", ["inline", at_night("ray")])
+def test_foreign_apps_compute_the_same_model_also_if_the_server_then_fails(engine):
     """``simulate`` raises an exception of the server."""
-    assert np.array_equal(federate("inline"), federate("ray", fails=True, workers=2))
+    assert np.array_equal(federate("inline"), federate(engine, fails=True, workers=2))
     assert not ray_cluster.prepare_ray().is_initialized()
 
 
@@ -339,6 +341,7 @@ def test_an_app_that_cannot_be_pickled_is_refused_and_ray_is_stopped(monkeypatch
     assert stopped == [True]
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("on_running_ray")
 def test_the_timeout_is_kept_and_a_late_reply_does_not_change_a_newer_state(tmp_path, monkeypatch):
     monkeypatch.setattr("fairflower.engines.ray._LATE", TIMEOUT)  # its worker is not replaced

@@ -137,8 +137,8 @@ KINDS["privacy"] = {
 
 #: Kinds that run with --nightly only, and those that also run on Flower's engine, which carries
 #: messages and stores states in other ways; all run on it with --nightly.
-AT_NIGHT = ("features", "silobn", "fedper", "fedrep", "lg-fedavg")
-ON_FLOWER = ("images", "kept-by-server", "secure_aggregation", "alone")
+AT_NIGHT = ("features", "silobn", "fedper", "fedrep", "lg-fedavg", "pooled")
+ON_FLOWER = ("images", "kept-by-server", "secure_aggregation")
 
 # One process, and in it each engine once for all runs, because starting them takes long.
 IN_TURN = """
