@@ -30,7 +30,7 @@ BUDGETS = {
     "participation": 320,
     "plans": 2080,
     "registry": 830,
-    "report": 6040,
+    "report": 6050,
     "secure": 1180,
     "server": 4310,
     "statistics": 410,
