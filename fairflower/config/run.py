@@ -196,9 +196,9 @@ class RunConfig:
         """Criterion for the best round, whose model is kept; empty if none is kept."""
         best = self.checkpoint.best
         if best == "auto":
-            chosen = self.stop.patience and self.data.validated and self.reference != "alone"
-            best = "average" if chosen else "none"
-        return "" if best == "none" else best
+            best = "average" if self.stop.patience and self.data.validated else "none"
+        # The reference alone has no common model.
+        return "" if best == "none" or self.reference == "alone" else best
 
     @classmethod
     def from_flat(cls, flat: Mapping[str, Any]) -> RunConfig:
@@ -473,11 +473,6 @@ def _check_conflicts(config: RunConfig, kind: str) -> None:
             f"checkpoint.best = {config.checkpoint.best!r}: the best round is chosen on validation "
             "examples, and the run has none. Set data.validation-fraction or "
             "data.validation-examples, or checkpoint.best = 'none'.",
-        ),
-        (
-            config.best and config.reference == "alone",
-            f"checkpoint.best = {config.checkpoint.best!r}: with strategy.name = 'alone' there is "
-            "no common model to keep. Remove checkpoint.best.",
         ),
         (
             data.held_out and evaluate.by == "clients",
