@@ -30,7 +30,7 @@ BUDGETS = {
     "participation": 320,
     "plans": 2050,
     "registry": 820,
-    "report": 5990,
+    "report": 6000,
     "secure": 1180,
     "server": 3900,
     "statistics": 410,
