@@ -17,6 +17,7 @@ from unittest import mock
 import pytest
 from experiment_files import LEADERBOARD
 
+from experiments import tasks
 from experiments.leaderboard.analysis import Findings, primary, secondary
 from experiments.leaderboard.benchmarks import ranks
 from experiments.leaderboard.design import Benchmark, Design
@@ -112,6 +113,8 @@ def written(source: Path) -> str:
     """Return the text made from a summary or, as a leaderboard's ``--report``, from rows."""
     if source.name == "federations.csv":
         return text_of(findings_in(source))
+    if source.name.startswith("tasks-"):
+        return tasks.text(source)
     if source.name.startswith("privacy-"):
         with mock.patch.object(sys, "path", [str(EXPERIMENTS), *sys.path]):
             privacy_price = importlib.import_module("privacy_price")
@@ -710,6 +713,29 @@ def test_documented_intervals_are_among_the_computed_ones(findings: Findings) ->
         text = (EXPERIMENTS.parent / name).read_text(encoding="utf-8")
         for mean_of, ends in INTERVAL.findall(" ".join(text.split())):
             assert (mean_of, *ends.split(", ")) in known, f"{name}: {mean_of} [{ends}]"
+
+
+def test_all_runs_on_other_tasks_are_those_of_their_design() -> None:
+    """Each method was tested with the learning rate that was best on validation examples."""
+    for task, path in tasks.finished().items():
+        rows = [row for row in tasks.trials() if row["task"] == task]
+        chosen: dict[str, str] = {}
+        for method in tasks.methods():
+            merit: dict[str, list[float]] = {}
+            for row in rows:
+                if row["method"] == str(method):
+                    value = float(row["better"]) * float(row["worst half"])
+                    merit.setdefault(row["lr"], []).append(value)
+            chosen[str(method)] = max(merit, key=lambda lr: mean(merit[lr]))
+        runs = summary_of(path.stem)
+        found = sorted((run.label, run.seed, f"{run.config['train.lr']:g}") for run in runs)
+        federations = tasks.numbers(tasks.DESIGN["design"]["federations"])
+        assert found == sorted((m, f, lr) for m, lr in chosen.items() for f in federations)
+        assert all(run.config["data.seed"] == run.seed for run in runs)
+
+
+def test_the_sentence_on_other_tasks_in_the_readme_matches(readme: str) -> None:
+    assert f"{tasks.sentence()} ([tasks](experiments/tasks.md))" in " ".join(readme.split())
 
 
 def test_no_summary_contains_an_absolute_path() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from invalid_values import out_of_range
-from parametrize import mark_others_nightly
+from parametrize import STRATEGY_PER_NEEDS, mark_others_nightly
 from toy_trainers import models_equal, prompted, trainer, trainer_case
 
 from fairflower import exchanges
@@ -27,13 +27,14 @@ every_client = pytest.mark.parametrize("name", CLIENTS)
 
 # Strategies read replies, exchanges read what clients return for them; they are independent. So
 # every client trains with a strategy that measures gradients or one that merges coordinate by
-# coordinate, in turn, and every strategy with a client that has an exchange.
+# coordinate, in turn, and one strategy for each set of measurements with a client that has an
+# exchange; tests/strategies/test_hostile_replies.py merges every strategy's replies.
 STRICT = ("fedequilibria", "fedheal")
 MERGING = [name for name in STRATEGIES if name not in REFERENCES]
 _, *CARRIERS = {m.exchanges: name for name, m in reversed([*CLIENTS.items()])}.values()
 STAND_FOR_ALL = {
     *zip(CLIENTS, itertools.cycle(STRICT), strict=False),
-    *zip(itertools.cycle(CARRIERS), MERGING, strict=False),
+    *zip(itertools.cycle(CARRIERS), STRATEGY_PER_NEEDS, strict=False),
 }
 every_pair = pytest.mark.parametrize(
     ("name", "strategy"), mark_others_nightly(itertools.product(CLIENTS, MERGING), STAND_FOR_ALL)

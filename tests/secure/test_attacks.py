@@ -8,6 +8,7 @@ from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from curious_server import CuriousServer, flat
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+from parametrize import mark_others_nightly
 from safetensors.numpy import load_file
 from secure_federation import SecureFederation, raise_at
 
@@ -112,125 +114,6 @@ def test_altered_ranges_read_signs_only_without_the_checks(
 # --- requests that do not follow the protocol ----------------------------------------------
 
 
-def neighbors_of(asked: Any) -> list[str]:
-    return [name for name in asked if name not in ("stage", "1002")]
-
-
-def first_key_again(asked: Any) -> None:
-    """Give a node's first key to another node, in another encoding that Flower's mod reads."""
-    one, other, *_ = neighbors_of(asked)
-    asked[other] = [b"as a text\n" + asked[one][0], asked[other][1]]
-
-
-WRONG: list[tuple[str, Callable[[Any], Any], str]] = [
-    ("setup", lambda a: a.update(sample_num=2), "sample_num = 2, expected at least 3"),
-    ("setup", lambda a: a.update(sample_num=2**40), "sample_num = 1099511627776, exp"),
-    ("setup", lambda a: a.update(share_num=4), "share_num = 4, expected 5"),
-    ("setup", lambda a: a.update(threshold=2), "threshold = 2, expected 3"),
-    ("setup", lambda a: a.update(clipping_range=1e-6), "clipping_range = 1e-06, expected 8.0"),
-    ("setup", lambda a: a.update(target_range=2**30), "target_range = 1073741824, expected 5368"),
-    ("setup", lambda a: a.update(mod_range=2), "mod_range = 2, expected 4294967296"),
-    ("setup", lambda a: a.update(max_weight=1.0), "max_weight = 1.0, expected 536870912.0"),
-    ("share_keys", lambda a: a.pop(neighbors_of(a)[0]), "keys of 4 nodes"),
-    ("share_keys", lambda a: a.update({"1": [*map(bytes, a["1002"])]}), "keys of 6 nodes"),
-    ("share_keys", lambda a: a.update({"0" + neighbors_of(a)[0]: a["1002"]}), "keys of 5 nodes"),
-    ("share_keys", lambda a: a.update({"7": a.pop("1002")}), "this node's keys are missing"),
-    ("share_keys", first_key_again, "a key belongs to two nodes"),
-    ("collect_masked_vectors", lambda a: a["srcs"].pop() and a["ctxts"].pop(), "named are"),
-    ("collect_masked_vectors", lambda a: a.update(srcs=[a["srcs"][0]] * 4), "named are"),
-    ("collect_masked_vectors", lambda a: a["srcs"].append(1002), "named are"),
-    ("collect_masked_vectors", lambda a: a["srcs"].append(7), "named are"),
-    ("unmask", lambda a: a.update(active_nids=[1002] * 5), "named are [1002, 1002"),
-    ("unmask", lambda a: a.update(dead_nids=[1001]), "named are"),
-    ("unmask", lambda a: a["active_nids"].pop(), "named are"),
-    ("unmask", lambda a: a["active_nids"].append(7), "named are"),
-    (
-        "unmask",
-        lambda a: a.update(active_nids=[1000, 1001, 1003, 1004], dead_nids=[1002]),
-        "this node is named as absent",
-    ),
-    (
-        "unmask",
-        lambda a: a.update(active_nids=[1000, 1002], dead_nids=[1001, 1003, 1004]),
-        "only [1000, 1002] are present",
-    ),
-    ("setup", lambda a: a.update(stage="share_keys"), "'share_keys' does not follow after"),
-    ("setup", lambda a: a.update(stage="unmask"), "'unmask' does not follow after"),
-    ("share_keys", lambda a: a.update(stage="unmask"), "'unmask' does not follow after 'setup'"),
-    ("share_keys", lambda a: a.update(stage="other"), "'other' does not follow after 'setup'"),
-]
-
-
-@cache
-def plain_model(absent: tuple[int, ...]) -> Any:
-    """Return the model of a plain round without these clients."""
-    federation = SecureFederation(Uniform(), secure=False)
-    federation.disturb = raise_at("", *absent)
-    return flat(federation.train())
-
-
-@pytest.mark.parametrize(("stage", "change", "reason"), WRONG)
-def test_a_client_refuses_a_request_that_does_not_follow_the_protocol(
-    stage: str, change: Any, reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    federation = SecureFederation(Uniform())
-    answered: list[str] = []
-
-    def alter(now: str, k: int, message: Message) -> None:
-        if (now, k) == (stage, 2):
-            change(message.content.config_records[RECORD_KEY_CONFIGS])
-
-    federation.disturb = alter
-    federation.after = lambda now, k, reply: answered.append(now) if k == 2 else None
-    model, others = flat(federation.train()), plain_model((2,) * (stage != "unmask"))
-    np.testing.assert_allclose(model, others, atol=1e-6)  # the others' sum
-    assert (
-        answered
-        == ["measure", "setup", "share_keys", "collect_masked_vectors", "unmask"][
-            : 1 + ["setup", "share_keys", "collect_masked_vectors", "unmask"].index(stage)
-        ]
-    )
-    assert f"This client did not answer the server: {reason}" in caplog.text
-    if stage != "unmask":
-        assert federation.strategy.dropped == {2: REFUSED}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"secure.weight": 2**40},
-        {"secure.weight": -1},
-        {"secure.range": 2**20, "secure.weight": 1},
-        {"secure.checks": [0.5]},
-        {"secure.checks": [1e9, 0.0, 0.0]},
-        {"secure.checks": [float("nan"), 0.0, 0.0]},
-        {"secure.square-factor": float("inf")},
-        {"secure.square-factor": float("nan")},
-        {"secure.square-factor": 1e30},
-        {"secure.square-factor": -1.0},
-        {"secure.square-factor": 1.0, "secure.buffers": ["1.weight"]},  # the norm of the other
-        {"server-round": 0},
-        {"server-round": 2},  # it has measured for round 1
-        {"server-round": 6},  # of 5
-        {"server-round": 1.5},
-        {"train.lr": 1e3},
-    ],
-)
-def test_a_client_refuses_instructions_that_the_protocol_cannot_need(change: Any) -> None:
-    federation = SecureFederation(QFFL())
-
-    def alter(stage: str, k: int, message: Message) -> None:
-        if (stage, k) == ("collect_masked_vectors", 2):
-            message.content.config_records["config"].update(change)
-
-    federation.disturb = alter
-    federation.train()
-    assert federation.strategy.dropped == {2: REFUSED}
-
-
-# --- requests that come again --------------------------------------------------------------
-
-
 class Recorded(SecureFederation):
     """A federation that keeps all requests to client 2, and can send them again."""
 
@@ -281,6 +164,161 @@ def assert_refused(reply: Message) -> None:
     assert reply.has_error()
     assert reply.error.reason.endswith(f"ValueError: {REFUSED}\n\nMessage: {REFUSED}")
     assert reply.error.reason.count("Traceback") == 1, "the text of another exception"
+
+
+def neighbors_of(asked: Any) -> list[str]:
+    return [name for name in asked if name not in ("stage", "1002")]
+
+
+def first_key_again(asked: Any) -> None:
+    """Give a node's first key to another node, in another encoding that Flower's mod reads."""
+    one, other, *_ = neighbors_of(asked)
+    asked[other] = [b"as a text\n" + asked[one][0], asked[other][1]]
+
+
+WRONG: list[tuple[str, Callable[[Any], Any], str]] = [
+    ("setup", lambda a: a.update(sample_num=2), "sample_num = 2, expected at least 3"),
+    ("setup", lambda a: a.update(sample_num=2**40), "sample_num = 1099511627776, exp"),
+    ("setup", lambda a: a.update(share_num=4), "share_num = 4, expected 5"),
+    ("setup", lambda a: a.update(threshold=2), "threshold = 2, expected 3"),
+    ("setup", lambda a: a.update(clipping_range=1e-6), "clipping_range = 1e-06, expected 8.0"),
+    ("setup", lambda a: a.update(target_range=2**30), "target_range = 1073741824, expected 5368"),
+    ("setup", lambda a: a.update(mod_range=2), "mod_range = 2, expected 4294967296"),
+    ("setup", lambda a: a.update(max_weight=1.0), "max_weight = 1.0, expected 536870912.0"),
+    ("share_keys", lambda a: a.pop(neighbors_of(a)[0]), "keys of 4 nodes"),
+    ("share_keys", lambda a: a.update({"1": [*map(bytes, a["1002"])]}), "keys of 6 nodes"),
+    ("share_keys", lambda a: a.update({"0" + neighbors_of(a)[0]: a["1002"]}), "keys of 5 nodes"),
+    ("share_keys", lambda a: a.update({"7": a.pop("1002")}), "this node's keys are missing"),
+    ("share_keys", first_key_again, "a key belongs to two nodes"),
+    ("collect_masked_vectors", lambda a: a["srcs"].pop() and a["ctxts"].pop(), "named are"),
+    ("collect_masked_vectors", lambda a: a.update(srcs=[a["srcs"][0]] * 4), "named are"),
+    ("collect_masked_vectors", lambda a: a["srcs"].append(1002), "named are"),
+    ("collect_masked_vectors", lambda a: a["srcs"].append(7), "named are"),
+    ("unmask", lambda a: a.update(active_nids=[1002] * 5), "named are [1002, 1002"),
+    ("unmask", lambda a: a.update(dead_nids=[1001]), "named are"),
+    ("unmask", lambda a: a["active_nids"].pop(), "named are"),
+    ("unmask", lambda a: a["active_nids"].append(7), "named are"),
+    (
+        "unmask",
+        lambda a: a.update(active_nids=[1000, 1001, 1003, 1004], dead_nids=[1002]),
+        "this node is named as absent",
+    ),
+    (
+        "unmask",
+        lambda a: a.update(active_nids=[1000, 1002], dead_nids=[1001, 1003, 1004]),
+        "only [1000, 1002] are present",
+    ),
+    ("setup", lambda a: a.update(stage="share_keys"), "'share_keys' does not follow after"),
+    ("setup", lambda a: a.update(stage="unmask"), "'unmask' does not follow after"),
+    ("share_keys", lambda a: a.update(stage="unmask"), "'unmask' does not follow after 'setup'"),
+    ("share_keys", lambda a: a.update(stage="other"), "'other' does not follow after 'setup'"),
+]
+
+
+@cache
+def before(stage: str, strategy: Any) -> tuple[Recorded, Context]:
+    """Return a federation after a round, and client 2's state from before it answered a stage."""
+    federation = Recorded(strategy())
+    return federation, federation.train_with_twin(stage)
+
+
+def refuse(strategy: Any, stage: str, change: Callable[[RecordDict], Any]) -> None:
+    """Check that a client answers a stage's request, and refuses it with a change."""
+    federation, context = before(stage, strategy)
+    assert not federation.again(1, stage, copy.deepcopy(context)).has_error()
+    content = copy.deepcopy(federation.requests[1, stage])
+    change(content)
+    with mock.patch.dict(federation.requests, {(1, stage): content}):
+        assert_refused(federation.again(1, stage, copy.deepcopy(context)))
+
+
+@cache
+def plain_model(absent: tuple[int, ...]) -> Any:
+    """Return the model of a plain round without these clients."""
+    federation = SecureFederation(Uniform(), secure=False)
+    federation.disturb = raise_at("", *absent)
+    return flat(federation.train())
+
+
+@pytest.mark.parametrize(("stage", "change", "reason"), WRONG)
+def test_a_client_refuses_a_request_that_does_not_follow_the_protocol(
+    stage: str, change: Any, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    refuse(Uniform, stage, lambda content: change(content[RECORD_KEY_CONFIGS]))
+    assert f"This client did not answer the server: {reason}" in caplog.text
+
+
+#: The first wrong request of each stage.
+FIRST = [case for k, case in enumerate(WRONG) if case[0] not in {c[0] for c in WRONG[:k]}]
+
+
+@pytest.mark.parametrize(("stage", "change", "reason"), mark_others_nightly(WRONG, FIRST))
+def test_a_round_ends_without_a_client_that_refused_a_request(
+    stage: str, change: Any, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation = SecureFederation(Uniform())
+    answered: list[str] = []
+
+    def alter(now: str, k: int, message: Message) -> None:
+        if (now, k) == (stage, 2):
+            change(message.content.config_records[RECORD_KEY_CONFIGS])
+
+    federation.disturb = alter
+    federation.after = lambda now, k, reply: answered.append(now) if k == 2 else None
+    model, others = flat(federation.train()), plain_model((2,) * (stage != "unmask"))
+    np.testing.assert_allclose(model, others, atol=1e-6)  # the others' sum
+    assert (
+        answered
+        == ["measure", "setup", "share_keys", "collect_masked_vectors", "unmask"][
+            : 1 + ["setup", "share_keys", "collect_masked_vectors", "unmask"].index(stage)
+        ]
+    )
+    assert f"This client did not answer the server: {reason}" in caplog.text
+    if stage != "unmask":
+        assert federation.strategy.dropped == {2: REFUSED}
+
+
+#: What the server could instruct and the protocol cannot need.
+NEEDLESS: list[dict[str, Any]] = [
+    {"secure.weight": 2**40},
+    {"secure.weight": -1},
+    {"secure.range": 2**20, "secure.weight": 1},
+    {"secure.checks": [0.5]},
+    {"secure.checks": [1e9, 0.0, 0.0]},
+    {"secure.checks": [float("nan"), 0.0, 0.0]},
+    {"secure.square-factor": float("inf")},
+    {"secure.square-factor": float("nan")},
+    {"secure.square-factor": 1e30},
+    {"secure.square-factor": -1.0},
+    {"secure.square-factor": 1.0, "secure.buffers": ["1.weight"]},  # the norm of the other
+    {"server-round": 0},
+    {"server-round": 2},  # it has measured for round 1
+    {"server-round": 6},  # of 5
+    {"server-round": 1.5},
+    {"train.lr": 1e3},
+]
+
+
+@pytest.mark.parametrize("change", NEEDLESS)
+def test_a_client_refuses_instructions_that_the_protocol_cannot_need(change: Any) -> None:
+    refuse(QFFL, "collect_masked_vectors", lambda content: content["config"].update(change))
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("change", NEEDLESS)
+def test_a_round_ends_without_a_client_that_refused_instructions(change: Any) -> None:
+    federation = SecureFederation(QFFL())
+
+    def alter(stage: str, k: int, message: Message) -> None:
+        if (stage, k) == ("collect_masked_vectors", 2):
+            message.content.config_records["config"].update(change)
+
+    federation.disturb = alter
+    federation.train()
+    assert federation.strategy.dropped == {2: REFUSED}
+
+
+# --- requests that come again --------------------------------------------------------------
 
 
 def test_no_request_of_a_round_is_answered_twice() -> None:
