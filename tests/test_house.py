@@ -23,7 +23,7 @@ BUDGETS = {
     "data": 5970,
     "deploy": 720,
     "engines": 1560,
-    "exchanges": 760,
+    "exchanges": 740,
     "models": 1930,
     "modules": 1890,
     "numerics": 1760,

@@ -21,8 +21,7 @@ class Exchange(EarlierNames, Configurable):
     name: ClassVar[str]
     #: Whether clients return arrays.
     returned: ClassVar[bool] = True
-    #: What each mean that a client returns is over: "class", "batch", "client" or
-    #: "cluster"; "" without means.
+    #: What each mean that a client returns is over: "class", "batch" or "client"; "" without means.
     #: A site refuses means of fewer examples than its smallest group.
     mean_of: ClassVar[str] = ""
     #: Remedy in errors about settings that rule out the exchange; "" means: choose another client.

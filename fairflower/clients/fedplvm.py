@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from fairflower.arguments import Range, Search
 from fairflower.errors import require
-from fairflower.exchanges.stored import LocalClusters
+from fairflower.exchanges.stored import ClusterPrototypes
 from fairflower.numerics.clustering import first_neighbor_means
 from fairflower.training.features import ClusterTrainer
 from fairflower.training.modes import eval_mode
@@ -19,8 +19,8 @@ class FedPLVM(ClusterTrainer):
     """Local training with prototypes that are clustered twice, and a sparse similarity.
 
     Each client clusters the features of its images of a class, and the server the means of all
-    clients' clusters (`LocalClusters`, both by FINCH). Let P be the server's means, P_y those of
-    class y, and u_y the mean of P_y. The loss of an image of class y with features z is::
+    clients' clusters (`ClusterPrototypes`; both by FINCH). Let P be the server's means, P_y those
+    of class y, and u_y the mean of P_y. The loss of an image of class y with features z is::
 
         L = CE + lambda (L_alpha + L_corr)
         L_alpha = -log( sum_{p in P_y} e^s_p / sum_{p in P} e^s_p ),  s_p = cos(z, p)^alpha / tau
@@ -52,12 +52,13 @@ class FedPLVM(ClusterTrainer):
     >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
     >>> client = FedPLVM(tiny_model(), data(), SETTINGS, client_id=0, seed=0)
     >>> _ = client.train(server_round=1)
-    >>> client.returns["local-clusters"]["label"].tolist()
+    >>> client.returns["clusters"]["label"].tolist()
     [0, 0, 1, 2, 3]
     """
 
     paper = "Wang et al., NeurIPS 2024"
-    exchanges = (LocalClusters,)
+    exchanges = (ClusterPrototypes,)
+    mean_of = "cluster"
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class FedPLVM(ClusterTrainer):
             pairs = [(self.model.features(x).cpu().double(), y) for x, y in batches]
         z, y = (torch.cat(parts).cpu().numpy() for parts in zip(*pairs, strict=True))
         clusters = [(first_neighbor_means(z[y == c]), c) for c in np.unique(y).tolist()]
-        self.returns[LocalClusters.name] = {
+        self.returns[ClusterPrototypes.name] = {
             "mean": np.concatenate([means for (means, _), _ in clusters]).astype(np.float32),
             "count": np.concatenate([sizes for (_, sizes), _ in clusters]),
             "label": np.array([c for (_, sizes), c in clusters for _ in sizes]),

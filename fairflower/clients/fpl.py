@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -43,7 +44,7 @@ class FPL(ClusterTrainer):
     >>> client = FPL(tiny_model(), data(), SETTINGS, client_id=0, seed=0)
     >>> _ = client.train(server_round=1)
     >>> {name: array.shape for name, array in client.returns["clusters"].items()}
-    {'mean': (4, 6), 'count': (4,)}
+    {'mean': (4, 6), 'count': (4,), 'label': (4,)}
     """
 
     paper = "Huang et al., CVPR 2023"
@@ -68,3 +69,10 @@ class FPL(ClusterTrainer):
         scale = z.shape[1] if self.variant == "released" else 1
         distance = (z - self.unbiased[y]).square().sum(1) / scale
         return loss + self.contrast(similarity, y) + (distance * self.known[y]).mean()
+
+    def end(self, server_round: int) -> None:
+        """Write ``mean`` [P, d], ``count`` [P] and ``label`` [P] of the client's P classes."""
+        super().end(server_round)
+        label = np.flatnonzero(self.returns["clusters"]["count"])
+        rows = {name: array[label] for name, array in self.returns["clusters"].items()}
+        self.returns["clusters"] = rows | {"label": label}

@@ -516,11 +516,8 @@ def check_tuned(configs: Sequence[RunConfig]) -> None:
     own = (f"{m.TABLE}.{argument_to_key(a)}" for m in methods for a in m.factory.arguments())
     for tuned in {config.tuned for config in configs if config.tuned}:
         keys = dict.fromkeys([*key_help(), *own])
-        valid = [
-            k
-            for k in keys
-            if k.startswith(("train.", "server.", *METHOD_TABLES)) and k not in _NAMES
-        ]
+        tables = "train.", "server.", *METHOD_TABLES
+        valid = [key for key in keys if key.startswith(tables) and key not in _NAMES]
         for key in names_in(tuned):
             if key not in valid:
                 raise ConfigError(f"tuned = {quoted(tuned)}: {unknown('setting', key, valid)}")

@@ -14,6 +14,5 @@ from fairflower.exchanges.stored import ClusterPrototypes as ClusterPrototypes
 from fairflower.exchanges.stored import ControlVariates as ControlVariates
 from fairflower.exchanges.stored import DynamicRegularizer as DynamicRegularizer
 from fairflower.exchanges.stored import ImageStatistics as ImageStatistics
-from fairflower.exchanges.stored import LocalClusters as LocalClusters
 from fairflower.exchanges.stored import PersonalArrays as PersonalArrays
 from fairflower.exchanges.stored import Prototypes as Prototypes

@@ -268,11 +268,12 @@ class Prototypes(Exchange):
 
 
 class ClusterPrototypes(Prototypes):
-    """Means of clusters of the clients' prototypes of each class (FPL).
+    """Means of clusters of all clients' means of features of each class (FPL, FedPLVM).
 
-    Clients return ``mean`` and ``count`` as for `Prototypes`. The server clusters the prototypes of
-    a class with FINCH, and sends the clusters' plain means, ``mean`` [P, d], and their classes,
-    ``label`` [P]. A class without images in a round keeps its clusters; the released code drops it.
+    Clients return means of a class's features, ``mean`` [P, d], the numbers of images behind them,
+    ``count`` [P], and their classes, ``label`` [P]. The server clusters the means of a class with
+    FINCH, and sends the clusters' plain means, ``mean`` [P, d], and their classes, ``label`` [P]. A
+    class without images in a round keeps its clusters; FPL's released code drops it.
     """
 
     name = "clusters"
@@ -288,25 +289,6 @@ class ClusterPrototypes(Prototypes):
             return {}
         label = np.array([c for c, means in self.clusters.items() for _ in means])
         return {"mean": np.concatenate([*self.clusters.values()]), "label": label}
-
-    def collect(self, cohort: Cohort) -> None:
-        returned = cohort.measured[self.name]
-        for c in range(len(returned[0]["count"])):
-            own = [arrays["mean"][c] for arrays in returned if arrays["count"][c] > 0]
-            if own:
-                means, _ = first_neighbor_means(np.array(own, np.float64))
-                self.clusters[c] = means.astype(np.float32)
-
-
-class LocalClusters(ClusterPrototypes):
-    """Means of clusters of all clients' clusters of each class (FedPLVM).
-
-    Clients return the means of their clusters, ``mean`` [P, d], with their numbers of images,
-    ``count`` [P], and classes, ``label`` [P]. The server sends the same as `ClusterPrototypes`.
-    """
-
-    name = "local-clusters"
-    mean_of = "cluster"
 
     def check(self, arrays: Arrays, trained: Arrays, num_examples: float = math.inf) -> Arrays:
         heads = [array.shape for array in trained.values() if array.ndim == 2]

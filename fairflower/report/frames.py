@@ -1,13 +1,13 @@
 """Runs as pandas DataFrames: the metrics of every round, the table of methods, and differences."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
 from fairflower.files import cell_of
-from fairflower.report.analysis import Analysis, Chapter, analyze
+from fairflower.report.analysis import Analysis, analyze
 from fairflower.report.cells import MARKS
-from fairflower.report.contrasts import UNDECIDED, Contrast
+from fairflower.report.contrasts import UNDECIDED
 from fairflower.report.reading import Run
 from fairflower.report.tables import columns, held_out_columns
 from fairflower.server.contents import HISTORY_COLUMNS, read_history
@@ -98,20 +98,16 @@ def differences_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
             _verdict(d, sign),
         )
         for chapter in analyze(runs).chapters
-        for name, baseline, contrast in (
-            *_against_baselines(chapter),
-            *((n, group.heading, c) for group in chapter.gains for n, c in group.contrasts.items()),
+        for against in (
+            *(one.against_baselines for one in chapter.contrasts),
+            *({n: {one.heading: c} for n, c in one.contrasts.items()} for one in chapter.gains),
         )
+        for name, contrasts in against.items()
+        for baseline, contrast in contrasts.items()
         for metric, d, sign in contrast.by_metric
     ]
     names = ["data", "method", "against", "measure", "metric", "mean", "std", "seeds"]
     return pd.DataFrame(rows, columns=[*names, "low", "high", "p", "margin", "least", "verdict"])
-
-
-def _against_baselines(chapter: Chapter) -> Iterator[tuple[str, str, Contrast]]:
-    for of_measure in chapter.contrasts:
-        for name, contrasts in of_measure.against_baselines.items():
-            yield from ((name, baseline, contrast) for baseline, contrast in contrasts.items())
 
 
 def _verdict(difference: Difference, sign: int) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from fairflower.numerics import Vector
 from fairflower.numerics.metrics import MIN
 from fairflower.numerics.scores import ACCURACY
-from fairflower.report.cells import Cell, Group, Row, Table, capitalized, format_number, format_std
+from fairflower.report.cells import Group, Row, Table, capitalized, judged_cell
 from fairflower.report.contrasts import (
     ContrastGroup,
     Measure,
@@ -193,11 +193,8 @@ def _elsewhere_table(comparison: Comparison, method: Method) -> Table:
     score, rows = comparison.score, []
     values = score.shown(np.array([elsewhere(run) for run in method.runs]))
     for d, domain in enumerate(comparison.domains):
-        found = [MeanStd.of(column) for column in values[:, d].T.tolist()]
-        cells = [
-            Cell(format_number(e.mean, score.digits), format_std(e.std, e.n, score.digits))
-            for e in found
-        ]
+        estimates = map(MeanStd.of, values[:, d].T.tolist())
+        cells = [judged_cell(estimate, 0, score.digits) for estimate in estimates]
         cells[d] = replace(cells[d], tone="best")
         rows.append(Row(domain, "", cells))
     return Table(

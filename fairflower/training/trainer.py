@@ -57,7 +57,7 @@ class TrainerSpec(Configurable):
     needed: ClassVar[str] = ""
     #: The method's own sharpness-aware steps, "sam" or "gsam"; None uses ``train.sharpness``.
     sharpness: ClassVar[str | None] = None
-    #: What a mean in the model that a client returns is over, as in ``Exchange.mean_of``.
+    #: What a mean that a client returns is over, as in ``Exchange.mean_of``, or "cluster".
     mean_of: ClassVar[str] = ""
     #: Why secure aggregation does not support the method; empty if it does.
     secure_aggregation_problem: ClassVar[str] = ""

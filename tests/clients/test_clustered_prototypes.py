@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_trainers import trainer
 
-from fairflower.exchanges import ClusterPrototypes, LocalClusters
+from fairflower.exchanges import ClusterPrototypes
 from fairflower.numerics.clustering import first_neighbor_means
 from fairflower.strategies import Uniform
 from fairflower.testing.federations import CLASSES, data
@@ -83,19 +83,23 @@ MODEL = {"head.weight": np.zeros((3, 2), np.float32), "head.bias": np.zeros(3, n
 NOTHING = {name: np.zeros_like(array) for name, array in MODEL.items()}
 
 
-def returned(mean, count) -> dict[str, dict[str, np.ndarray]]:
-    return {"clusters": {"mean": np.array(mean, np.float32), "count": np.array(count)}}
+def many(mean, label, count=None) -> dict[str, np.ndarray]:
+    count = np.ones(len(label), np.int64) if count is None else np.array(count)
+    return {"mean": np.array(mean, np.float32), "label": np.array(label), "count": count}
+
+
+def returned(mean, label, count) -> dict[str, dict[str, np.ndarray]]:
+    return {"clusters": many(mean, label, count)}
 
 
 def test_the_server_sends_plain_means_of_clusters_and_keeps_absent_classes():
     exchange = ClusterPrototypes()
     rounds = Rounds(Uniform(min_clients=1, exchanges=[exchange]), MODEL, range(4))
-    none = [0, 0]
     measured = {
-        0: returned([[1, 0], none, [3, 3]], [5, 0, 1]),
-        1: returned([[3, 0.1], none, none], [1, 0, 0]),
-        2: returned([[0, 1], none, none], [90, 0, 0]),
-        3: returned([[0.1, 1], none, none], [1, 0, 0]),
+        0: returned([[1, 0], [3, 3]], [0, 2], [5, 1]),
+        1: returned([[3, 0.1]], [0], [1]),
+        2: returned([[0, 1]], [0], [90]),
+        3: returned([[0.1, 1]], [0], [1]),
     }
     rounds.step(dict.fromkeys(range(4), NOTHING), measured=measured)
     sent = exchange.broadcast(2)
@@ -104,7 +108,7 @@ def test_the_server_sends_plain_means_of_clusters_and_keeps_absent_classes():
     again = ClusterPrototypes()
     Uniform(exchanges=[again]).load_state_dict(rounds.strategy.state_dict())
     np.testing.assert_array_equal(again.broadcast(2)["mean"], sent["mean"])
-    rounds.step({1: NOTHING}, measured={1: returned([[7, 7], [1, 2], none], [1, 1, 0])})
+    rounds.step({1: NOTHING}, measured={1: returned([[7, 7], [1, 2]], [0, 1], [1, 1])})
     sent = exchange.broadcast(3)
     order = np.argsort(sent["label"])
     np.testing.assert_array_equal(sent["mean"][order], [[7, 7], [1, 2], [3, 3]])
@@ -157,8 +161,10 @@ def test_fpl_returns_the_mean_features_of_fedproto():
     client, plain = (trainer(name, data=data(classes=3)) for name in ("fpl", "fedproto"))
     client.train(1)
     plain.train(1)  # no prototypes yet: the same model
+    returned = client.returns["clusters"]
+    np.testing.assert_array_equal(returned["label"], [0, 1, 2])
     for name, array in plain.returns["prototypes"].items():
-        np.testing.assert_array_equal(client.returns["clusters"][name], array)
+        np.testing.assert_array_equal(returned[name], array[:3])
 
 
 def test_fedplvms_loss_matches_a_loop():
@@ -174,7 +180,7 @@ def test_fedplvms_loss_matches_a_loop():
 def test_fedplvm_returns_the_clusters_of_its_features():
     client = trainer("fedplvm", data=data(train=40, classes=3))
     client.train(1)
-    returned = client.returns["local-clusters"]
+    returned = client.returns["clusters"]
     model, split = client.model.eval(), client.data.train
     x = torch.tensor((split.x / 255 - 0.5) / 0.5, dtype=torch.float32)
     with torch.no_grad():
@@ -191,17 +197,12 @@ def test_fedplvm_returns_the_clusters_of_its_features():
         )
 
 
-def many(mean, label, count=None) -> dict[str, np.ndarray]:
-    count = np.ones(len(label), np.int64) if count is None else np.array(count)
-    return {"mean": np.array(mean, np.float32), "label": np.array(label), "count": count}
-
-
 def test_the_server_clusters_all_clients_clusters():
-    exchange = LocalClusters()
+    exchange = ClusterPrototypes()
     rounds = Rounds(Uniform(min_clients=1, exchanges=[exchange]), MODEL, range(2))
     measured = {
-        0: {"local-clusters": many([[1, 0], [0, 1], [3, 3]], [0, 0, 2], [5, 1, 9])},
-        1: {"local-clusters": many([[3, 0.1], [0.1, 1]], [0, 0])},
+        0: {"clusters": many([[1, 0], [0, 1], [3, 3]], [0, 0, 2], [5, 1, 9])},
+        1: {"clusters": many([[3, 0.1], [0.1, 1]], [0, 0])},
     }
     rounds.step(dict.fromkeys(range(2), NOTHING), measured=measured)
     sent = exchange.broadcast(2)
@@ -223,9 +224,9 @@ def test_the_server_clusters_all_clients_clusters():
     ],
 )
 def test_invalid_clusters_drop_the_client_with_the_reason(arrays, reason):
-    strategy = Uniform(min_clients=1, exchanges=[LocalClusters()])
+    strategy = Uniform(min_clients=1, exchanges=[ClusterPrototypes()])
     rounds = Rounds(strategy, MODEL, range(2))
-    measured = {0: {"local-clusters": many([[1, 2]], [2])}, 1: {"local-clusters": arrays}}
+    measured = {0: {"clusters": many([[1, 2]], [2])}, 1: {"clusters": arrays}}
     rounds.step(dict.fromkeys(range(2), NOTHING), measured=measured)
     assert strategy.client_ids == (0,)
     assert reason in strategy.dropped[1]

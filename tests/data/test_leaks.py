@@ -431,7 +431,7 @@ def test_an_app_of_others_may_have_keys_of_its_own_and_sends_its_errors() -> Non
 #: Client -> array records beside the model, as in the table of docs/privacy.md.
 BESIDE = {"scaffold": {"control"}, "fedproc": {"prototypes"}, "fedproto": {"prototypes"}}
 BESIDE |= {"fedmix": {"averages"}, "fpl": {"clusters"}, "fedrdn": {"statistics"}}
-BESIDE |= {"fedplvm": {"local-clusters"}}
+BESIDE |= {"fedplvm": {"clusters"}}
 
 
 def npz_site(folder: Path, size: int = 24) -> dict[str, Any]:
