@@ -104,6 +104,7 @@ def _by_domain(
         Metric(
             *(domain, 1, score.unit, score.low, score.high),
             margin=MIN.margin * (score.margin or 1.0),
+            declared=1.0,
             digits=score.digits,
             of=partial(value, d=d),
             gradient=(lambda of, d=d: np.eye(len(of))[d]) if score == ACCURACY else None,  # type: ignore[misc]
