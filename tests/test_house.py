@@ -32,7 +32,7 @@ BUDGETS = {
     "registry": 830,
     "report": 6040,
     "secure": 1180,
-    "server": 4280,
+    "server": 4290,
     "statistics": 410,
     "strategies": 4200,
     "tasks": 1050,
