@@ -32,7 +32,7 @@ BUDGETS = {
     "registry": 830,
     "report": 6050,
     "secure": 1180,
-    "server": 4310,
+    "server": 4320,
     "statistics": 410,
     "strategies": 4200,
     "tasks": 900,

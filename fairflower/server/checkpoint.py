@@ -189,15 +189,22 @@ def evaluation_config(model: str | Path, given: Mapping[str, Any]) -> RunConfig:
     """Return the config for testing a model: the settings of its run folder, and those ``given``.
 
     Other ``given`` data or another ``given`` model replace all settings of the run's. Without a run
-    folder, other settings have their defaults. Raises ``ConfigError`` if there is no such model.
+    folder, other settings have their defaults. Raises ``ConfigError`` if there is no such model, or
+    the clients of its run trained alone.
     """
     path, folder = model_at(model)
     flat: dict[str, Any] = {"num-server-rounds": 1}
     if folder:
+        trained = contents.read_config(folder)
+        if trained["strategy.name"] == "alone":
+            raise ConfigError(
+                f"evaluate.model = {quoted(str(model))}: its run (strategy.name = 'alone') has no "
+                "common model to test, because each client kept its own."
+            )
         replaced = tuple(f"{table}." for table in ("data", "model") if f"{table}.name" in given)
         flat = {
             key: value
-            for key, value in contents.read_config(folder).items()
+            for key, value in trained.items()
             if not key.startswith((*_OF_TRAINING, *replaced))
             and (key.startswith("data.") or key not in execution_keys())
         }

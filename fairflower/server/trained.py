@@ -130,7 +130,11 @@ class TrainedModel:
                 tensors = {name: tensors[name] for name in sent}
             arrays = {name: to_numpy(tensor) for name, tensor in tensors.items()}
             set_arrays(model, arrays, evaluator.name)
-        except (SafetensorError, ValueError, RuntimeError) as error:
+        except SafetensorError as error:
+            raise ConfigError(
+                f"{self._start}: this file is damaged ({error}). Copy or export the model again."
+            ) from error
+        except (ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"{self._start} does not contain a {evaluator.name} for "
                 f"{evaluator.federation.name}: {error} Set model.name, client.name and data.name "

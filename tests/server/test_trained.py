@@ -181,6 +181,12 @@ def test_examples_are_normalized_as_in_training(trained, tmp_path):
 def wrong(trained, tmp_path) -> Iterator[Path]:
     """A copy of the run folder, and wrong models in it."""
     path = shutil.copytree(trained, tmp_path / "copy")
+    alone = shutil.copytree(trained, path / "alone") / "config.toml"
+    text, found = re.subn(
+        r'name = "(fedheal|uniform|fedavg)".*', 'name = "alone"', alone.read_text()
+    )
+    assert found
+    alone.write_text(text)
     arrays = load_file(path / MODEL)
     save_file({**arrays, "more": arrays["head.bias"]}, path / "more.safetensors")
     save_file({**arrays, "head.bias": arrays["head.bias"][:7]}, path / "seven.safetensors")
@@ -199,7 +205,7 @@ def wrong(trained, tmp_path) -> Iterator[Path]:
             {},
             r"'head\.bias': expected float32 \(10,\), but got float32 \(7,\)",
         ),
-        ("damaged.safetensors", {}, "does not contain a cnn for uci-digits"),
+        ("damaged.safetensors", {}, r"this file is damaged \(Error while deserializing header"),
         ("pickled.pt", {"evaluate.by": "server"}, "never read, because it would be unpickled"),
         ("no.onnx", {"evaluate.by": "server"}, r"\.onnx cannot be read"),
         ("no.onnx", {}, "it is a program, or .*, so clients cannot test it"),
@@ -213,6 +219,7 @@ def wrong(trained, tmp_path) -> Iterator[Path]:
         ("none.safetensors", {}, r"there is no file .*none\.safetensors"),
         ("run.json", {}, r"expected a run folder, or a file \.safetensors"),
         ("checkpoints", {}, r"there is no file"),
+        ("alone", {}, "no common model to test, because each client kept its own"),
     ],
 )
 def test_models_that_do_not_fit_are_refused(name, settings, message, wrong, tmp_path):
