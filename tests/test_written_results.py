@@ -734,6 +734,27 @@ def test_all_runs_on_other_tasks_are_those_of_their_design() -> None:
         assert all(run.config["data.seed"] == run.seed for run in runs)
 
 
+def test_what_is_said_of_other_tasks_follows_from_their_runs() -> None:
+    shown: dict[str, set[tuple[str, str]]] = {}
+    on_average: dict[str, set[tuple[str, str]]] = {}
+    for task, path in tasks.finished().items():
+        for method, contrast in tasks.judged(path)[1].items():
+            worst, _, average = contrast.by_metric
+            shown.setdefault(tasks.verdict(worst), set()).add((task, method))
+            on_average.setdefault(tasks.verdict(average), set()).add((task, method))
+    weights = "qffl:rule=weights"
+    assert shown["better"] == {
+        *(("segmentation", m) for m in ("fedequilibria", weights, "fedga")),
+        *(("next-token", m) for m in ("afl", weights, "fedga")),
+        ("classification", "fedheal"),
+    }
+    assert not shown["better"] & on_average["worse"]
+    assert {task for task, _ in on_average["better"]} == {"segmentation", "next-token"}
+    worse = {task for task, method in shown["worse"] if method == "fedavg"}
+    assert worse == {"regression", "survival", "segmentation", "next-token"}
+    assert {("segmentation", "fedheal"), ("next-token", "gsam+fedism")} < shown["worse"]
+
+
 def test_the_sentence_on_other_tasks_in_the_readme_matches(readme: str) -> None:
     assert f"{tasks.sentence()} ([tasks](experiments/tasks.md))" in " ".join(readme.split())
 

@@ -192,8 +192,15 @@ def evaluate(
         As in `run`. The defaults are the settings of the model's run folder; other ``data`` or
         another ``model`` (a network's name) replace all settings of the run's.
 
-    Returns a run without training, whose scores are those of the model. Raises ``ConfigError``,
-    ``DataError`` or ``RunFolderError`` if the model cannot be tested on these data.
+    Returns
+    -------
+    Result
+        A run without training, whose scores are those of the model.
+
+    Raises
+    ------
+    ConfigError, DataError, RunFolderError
+        If the model cannot be tested on these data; the message explains why.
     """
     overrides = settings_from_options({**options, "seed": seed, "output_dir": output_dir})
     config = evaluation_config(path_of("trained", trained), settings_of(settings) | overrides)

@@ -64,7 +64,7 @@ class FedPLVM(ClusterTrainer):
         self,
         *args: Any,
         lambda_: Annotated[float, Range(0), Search(1, 1000, log=True)] = 100.0,
-        alpha: Annotated[float, Range(above=0, high=1)] = 0.25,
+        alpha: Annotated[float, Range(above=0, high=1), Search(0.05, 1)] = 0.25,
         tau: Annotated[float, Range(1e-6), Search(0.01, 1, log=True)] = 0.07,
         **options: Any,
     ) -> None:

@@ -53,7 +53,7 @@ class FedAWARE(FairStrategy):
     def __init__(
         self,
         *,
-        alpha: Annotated[float, Range(above=0, high=1)] = 0.5,
+        alpha: Annotated[float, Range(above=0, high=1), Search(0.05, 1)] = 0.5,
         eta: Annotated[float, Range(above=0), Search(0.01, 4, log=True)] = 1.0,
         **options: Unpack[Options],
     ) -> None:

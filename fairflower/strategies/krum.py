@@ -78,12 +78,10 @@ class Krum(FairStrategy):
 class MultiKrum(Krum):
     """Average the models of the m clients with the lowest scores of Krum, weighted by examples.
 
-    The paper's mean is unweighted; Flower weights it, as here.
+    The paper's mean is unweighted; Flower weights it, as here. It has Krum's argument ``f``, too.
 
     Parameters
     ----------
-    f : int, optional
-        Number of clients of a round that may lie, as in `Krum`.
     m : int, optional
         Number of clients whose models are averaged. Default: K - f - 2 (the authors' library).
 
