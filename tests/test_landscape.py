@@ -209,7 +209,7 @@ def test_a_run_without_a_model_or_with_a_wrong_model_is_refused(tmp_path: Path) 
     with pytest.raises(RunFolderError, match=r"does not contain a cnn for these data"):
         landscape(untrained, grid=3)
     (untrained.path / "model.safetensors").write_bytes(b"no model")
-    with pytest.raises(RunFolderError, match=r"does not contain a cnn for these data"):
+    with pytest.raises(RunFolderError, match=r"model\.safetensors is damaged"):
         landscape(untrained, grid=3)
 
 
