@@ -69,6 +69,9 @@ RUNS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("fedism+", "fedper", SMALL),
     ("daa", "fedrep", SMALL),
     ("dq-ffl", "lg-fedavg", SMALL),
+    ("fedomg", "fpl", PART),
+    ("fedawa", "fedplvm", SMALL),
+    ("fedaware", "fedrdn", (*SMALL, "evaluate.by=both")),
 )
 #: A plain run of each strategy that has none above.
 RUNS += tuple((s, "sgd", SMALL) for s in {*STRATEGIES} - {s.partition(":")[0] for s, *_ in RUNS})

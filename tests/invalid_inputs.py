@@ -170,7 +170,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('FedProx', "Unknown client 'FedProx'. Did you mean 'fedprox'?"),
             ('fedprox:mu=-1', 'client.mu = -1: expected a number >= 0.'),
             ('fedprox:mu=big', "client.mu = 'big': expected a number >= 0."),
-            ('fedprox:tau=1', 'client.tau is an argument of moon, fedlsa, fedgc, not of fedprox. Remove it, or choose another client.name.'),
+            ('fedprox:tau=1', 'client.tau is an argument of moon, fpl, fedplvm, fedlsa, fedgc, not of fedprox. Remove it, or choose another client.name.'),
             ('moon:tau=0', 'client.tau = 0: expected a number >= 1e-06.'),
             ('moon,ditto', '--client: expected a single method. To train several methods, use `fairflower compare`.'),
             ('scaffold:lr=1', "Unknown run config key 'client.lr'."),

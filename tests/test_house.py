@@ -34,7 +34,7 @@ BUDGETS = {
     "secure": 1180,
     "server": 4320,
     "statistics": 410,
-    "strategies": 4200,
+    "strategies": 4210,
     "tasks": 900,
     "testing": 1240,
     "trackers": 260,

@@ -78,10 +78,12 @@ class Krum(FairStrategy):
 class MultiKrum(Krum):
     """Average the models of the m clients with the lowest scores of Krum, weighted by examples.
 
-    The paper's mean is unweighted; Flower weights it, as here. It has Krum's argument ``f``, too.
+    The paper's mean is unweighted; Flower weights it, as here.
 
     Parameters
     ----------
+    f : int, optional
+        Number of clients of a round that may lie, as in `Krum`.
     m : int, optional
         Number of clients whose models are averaged. Default: K - f - 2 (the authors' library).
 
@@ -98,9 +100,13 @@ class MultiKrum(Krum):
     """
 
     def __init__(
-        self, *, m: Annotated[int | None, Range(1)] = None, **options: Unpack[Options]
+        self,
+        *,
+        f: Annotated[int | None, Range(0)] = None,
+        m: Annotated[int | None, Range(1)] = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(**options)
+        super().__init__(f=f, **options)
         self.m = m
 
 

@@ -73,6 +73,7 @@ DIGITS: dict[str, tuple[Counts, Counts]] = {
 SPLIT: dict[str, dict[str, tuple[Counts, Counts]]] = {
     "digits": DIGITS,
     "digit-five": DIGITS,
+    "cifar10": {"cifar10": ((5000,) * 10, (1000,) * 10)},
     "ham10000": {
         "ham10000": ((267, 419, 862, 82, 895, 5374, 104), (60, 95, 237, 33, 218, 1331, 38))
     },
