@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import fairflower as ff
 from fairflower.errors import Diverged
 from fairflower.numerics.metrics import over_domains
+from fairflower.plans.plan import parse_seeds
 from fairflower.report import analyze, read_summary
 from fairflower.report.contrasts import (
     Contrast,
-    MetricDifference,
     fairness,
     judge_family,
     over,
@@ -56,12 +56,6 @@ def methods() -> list[Method]:
     design = DESIGN["design"]
     plain = [Method(name, "sgd") for name in design["strategies"].split(",")]
     return [*plain, Method(design["with-gsam"], "gsam")]
-
-
-def numbers(text: str) -> range:
-    """Return the federations that a text such as 0-9 names."""
-    first, _, last = text.partition("-")
-    return range(int(first), int(last or first) + 1)
 
 
 def run(task: str, method: Method, lr: float, federation: int, folder: Path, test: bool) -> Any:
@@ -124,7 +118,7 @@ def rates(task: str) -> list[float]:
 
 def tune(task: str, folder: Path) -> None:
     """Make the trials of a task that are left."""
-    grid = product(methods(), rates(task), numbers(DESIGN["tasks"][task]["tuned-on"]))
+    grid = product(methods(), rates(task), parse_seeds(DESIGN["tasks"][task]["tuned-on"]))
     for method, lr, federation in grid:
         row = {"task": task, "method": str(method), "lr": f"{lr:g}", "federation": str(federation)}
         if any(row.items() <= made.items() for made in trials()):
@@ -144,10 +138,11 @@ def tune(task: str, folder: Path) -> None:
 
 def best(task: str) -> dict[Method, float]:
     """Return each method's learning rate with the best mean over trials; the lowest of equals."""
+    made = trials()
 
     def value(method: Method, lr: float) -> float:
         of = {"task": task, "method": str(method), "lr": f"{lr:g}"}
-        rows = [row for row in trials() if of.items() <= row.items()]
+        rows = [row for row in made if of.items() <= row.items()]
         mean = fmean(int(row["better"]) * float(row["worst half"]) for row in rows)
         return -math.inf if math.isnan(mean) else mean
 
@@ -163,7 +158,7 @@ def carry_out(tasks: Iterable[str], folder: Path) -> None:
         tune(task, folder)
         results = None
         for method, lr in best(task).items():
-            for federation in numbers(DESIGN["design"]["federations"]):
+            for federation in parse_seeds(DESIGN["design"]["federations"]):
                 result = run(task, method, lr, federation, folder / "tests", test=True)
                 if result is not None:
                     results = result if results is None else results + result
@@ -198,18 +193,11 @@ def judged(summary: Path) -> tuple[Comparison, dict[str, Contrast]]:
     return comparison, judge_family({name: found for name, found in pairs.items() if found})
 
 
-def verdict(one: MetricDifference) -> str:
-    """Return what a difference shows."""
-    if one.sign:
-        return "better" if one.sign > 0 else "worse"
-    return "equivalent" if one.difference.equivalent else "undecided"
-
-
 def counted(contrasts: Mapping[str, Contrast], title: str) -> str:
-    """Return which methods are better, worse or equivalent in a metric, and how many undecided."""
+    """Return which methods are better, worse, equivalent or undecided in a metric."""
     by_verdict: dict[str, list[str]] = {}
     for name, contrast in contrasts.items():
-        by_verdict.setdefault(verdict(contrast[title]), []).append(name)
+        by_verdict.setdefault(contrast[title].verdict, []).append(name)
     named = [f"{word}: {', '.join(by_verdict[word])}" for word in ORDER if word in by_verdict]
     return "; ".join(named)
 
@@ -224,7 +212,7 @@ def least(contrasts: Mapping[str, Contrast], title: str) -> str:
 def sentence() -> str:
     """Return how often the methods are better or worse than uniform weights in the worst domain."""
     verdicts = [
-        verdict(contrast.by_metric[0])
+        contrast.by_metric[0].verdict
         for path in finished().values()
         for contrast in judged(path)[1].values()
     ]
@@ -278,12 +266,12 @@ def details(source: Path) -> str:
             for title in (worst.title, average.title):
                 one = contrasts[method.name][title]
                 d = one.difference
-                cells += [f"{d.mean:+.2f} [{d.low:+.2f}, {d.high:+.2f}]", verdict(one)]
+                cells += [f"{d.mean:+.2f} [{d.low:+.2f}, {d.high:+.2f}]", one.verdict]
         else:
             cells += [""] * 4
         lines.append(f"| {' | '.join(cells)} |")
     runs = sum(len(method.runs) for method in comparison.methods)
-    planned = len(methods()) * len(numbers(DESIGN["design"]["federations"]))
+    planned = len(methods()) * len(parse_seeds(DESIGN["design"]["federations"]))
     some = next(iter(contrasts.values()))
     margins = ", ".join(f"{d.metric.title} {d.difference.margin:.2g}" for d in some.by_metric)
     note = (

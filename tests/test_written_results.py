@@ -27,6 +27,7 @@ from experiments.leaderboard.sentences import changes_over_all
 from experiments.leaderboard.stages import Stages
 from experiments.leaderboard.tables import summary as counted
 from fairflower.numerics.metrics import MIN, STD0, WORST_HALF, Summary
+from fairflower.plans.plan import parse_seeds
 from fairflower.report.analysis import Chapter, analyze
 from fairflower.report.cells import format_number
 from fairflower.report.contrasts import PLAIN_TITLE, Contrast, Measure, Metric, signed
@@ -729,7 +730,7 @@ def test_all_runs_on_other_tasks_are_those_of_their_design() -> None:
             chosen[str(method)] = max(merit, key=lambda lr: mean(merit[lr]))
         runs = summary_of(path.stem)
         found = sorted((run.label, run.seed, f"{run.config['train.lr']:g}") for run in runs)
-        federations = tasks.numbers(tasks.DESIGN["design"]["federations"])
+        federations = parse_seeds(tasks.DESIGN["design"]["federations"])
         assert found == sorted((m, f, lr) for m, lr in chosen.items() for f in federations)
         assert all(run.config["data.seed"] == run.seed for run in runs)
 
@@ -740,8 +741,8 @@ def test_what_is_said_of_other_tasks_follows_from_their_runs() -> None:
     for task, path in tasks.finished().items():
         for method, contrast in tasks.judged(path)[1].items():
             worst, _, average = contrast.by_metric
-            shown.setdefault(tasks.verdict(worst), set()).add((task, method))
-            on_average.setdefault(tasks.verdict(average), set()).add((task, method))
+            shown.setdefault(worst.verdict, set()).add((task, method))
+            on_average.setdefault(average.verdict, set()).add((task, method))
     weights = "qffl:rule=weights"
     assert shown["better"] == {
         *(("segmentation", m) for m in ("fedequilibria", weights, "fedga")),

@@ -288,6 +288,15 @@ class MetricDifference(NamedTuple):
     difference: Difference
     sign: int  # 1 if better, -1 if worse, 0 if neither
 
+    @property
+    def verdict(self) -> str:
+        """Better, worse, equivalent or undecided; empty for fewer than `MIN_PAIRS` pairs."""
+        if self.difference.n < MIN_PAIRS:
+            return ""
+        if self.sign:
+            return "better" if self.sign > 0 else "worse"
+        return "equivalent" if self.difference.equivalent else UNDECIDED
+
 
 @dataclass(frozen=True)
 class Contrast:

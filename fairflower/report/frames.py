@@ -6,12 +6,9 @@ import pandas as pd
 
 from fairflower.files import cell_of
 from fairflower.report.analysis import Analysis, analyze
-from fairflower.report.cells import MARKS
-from fairflower.report.contrasts import UNDECIDED
 from fairflower.report.reading import Run
 from fairflower.report.tables import columns, held_out_columns
 from fairflower.server.contents import HISTORY_COLUMNS, read_history
-from fairflower.statistics import MIN_PAIRS, Difference
 
 
 def history_frame(runs: Sequence[Run]) -> pd.DataFrame:
@@ -95,25 +92,20 @@ def differences_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
         (
             *(chapter.title, name, baseline, contrast.measure.name, metric.title),
             *(d.mean, d.std, d.n, d.low, d.high, d.p, d.margin, d.detectable),
-            _verdict(d, sign),
+            one.verdict,
         )
         for chapter in analyze(runs).chapters
         for against in (
-            *(one.against_baselines for one in chapter.contrasts),
-            *({n: {one.heading: c} for n, c in one.contrasts.items()} for one in chapter.gains),
+            *(of.against_baselines for of in chapter.contrasts),
+            *({n: {g.heading: c} for n, c in g.contrasts.items()} for g in chapter.gains),
         )
         for name, contrasts in against.items()
         for baseline, contrast in contrasts.items()
-        for metric, d, sign in contrast.by_metric
+        for one in contrast.by_metric
+        for metric, d, _ in [one]
     ]
     names = ["data", "method", "against", "measure", "metric", "mean", "std", "seeds"]
     return pd.DataFrame(rows, columns=[*names, "low", "high", "p", "margin", "least", "verdict"])
-
-
-def _verdict(difference: Difference, sign: int) -> str:
-    if difference.n < MIN_PAIRS:
-        return ""
-    return MARKS[sign][1] or ("equivalent" if difference.equivalent else UNDECIDED)
 
 
 def csv_table(runs: Sequence[Run] | Analysis) -> str:
