@@ -37,13 +37,14 @@ from fairflower.secure.client import limit_tests, secure_mod
 from fairflower.training.app import make_client_app
 from fairflower.training.batches import ClientData
 from fairflower.training.build import build_model, build_trainer
+from fairflower.training.client_state import OWN, SHARES, TESTS_OTHERS
 from fairflower.training.device import choose_device, limit_threads
 from fairflower.training.measurements import requested
 from fairflower.training.trainer import Trainer
 
 #: Keys of a node config.
 NODE_KEYS = {"domain", "data-dir", "partition-id", "num-partitions"}
-NODE_KEYS |= {"secure-aggregation", "smallest-group"}
+NODE_KEYS |= {"secure-aggregation", "smallest-group", SHARES, TESTS_OTHERS}
 
 
 def guarded(
@@ -77,8 +78,9 @@ def _check_node_config(node: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` for an unknown key, such as a mistyped one, or an invalid value."""
     for key in node.keys() - NODE_KEYS:
         raise ConfigError(f"--node-config: {unknown('key', key, NODE_KEYS)}")
-    if type(node.get("secure-aggregation", True)) is not bool:
-        raise ConfigError("--node-config: secure-aggregation: expected true or false.")
+    for key in ("secure-aggregation", SHARES, TESTS_OTHERS):
+        if type(node.get(key, True)) is not bool:
+            raise ConfigError(f"--node-config: {key}: expected true or false.")
     if not (type(least := node.get("smallest-group", 1)) is int and least > 0):
         raise ConfigError("--node-config: smallest-group: expected a whole number above 0.")
 
@@ -87,8 +89,10 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     """Return the node's trainer for a message with this config.
 
     Raises ``ValueError`` if the node config does not identify the client, and ``ConfigError`` if
-    the node has other frozen weights than the server.
+    the node has other frozen weights than the server, or does not test other clients' models.
     """
+    if config.get(OWN) == "test" and not context.node_config.get(TESTS_OTHERS):
+        raise ConfigError(f"this site tests no other site's model: {TESTS_OTHERS} is not true.")
     run = _settings(config)
     limit_threads(run.client_cpus)
     client_id, federation, data = _place(context, config, run)

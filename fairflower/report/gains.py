@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from fairflower.config.text import join_words
 from fairflower.numerics import Vector
 from fairflower.numerics.metrics import MIN
 from fairflower.numerics.scores import ACCURACY
@@ -184,27 +185,39 @@ def cross_tested(comparison: Comparison) -> list[Method]:
 
 
 def elsewhere(run: Run) -> Vector:
-    """Return scores [D, D]: means over the clients of a domain (row) on each domain (column)."""
+    """Return scores [D, D], or NaN: means over a domain's clients (row) on each domain (column)."""
     where = [[client.domain == domain for client in run.clients] for domain in run.domains]
-    return np.array([np.nanmean(run.cross_tests[there], axis=0) for there in where])
+    tests = np.ma.masked_invalid(run.cross_tests)
+    return np.array([tests[there].mean(axis=0).filled(math.nan) for there in where])
+
+
+def tested_elsewhere(values: Vector) -> tuple[list[int], list[int]]:
+    """Return rows and columns of the scores [R, D, D] of R runs with a score off the diagonal."""
+    off = np.isfinite(values).any(0) & ~np.eye(len(values[0]), dtype=bool)
+    return np.flatnonzero(off.any(1)).tolist(), np.flatnonzero(off.any(0)).tolist()
 
 
 def _elsewhere_table(comparison: Comparison, method: Method) -> Table:
     """Return the table of models trained alone by domain, tested on each domain."""
-    score, rows = comparison.score, []
+    score, names, rows = comparison.score, comparison.domains, []
     values = score.shown(np.array([elsewhere(run) for run in method.runs]))
-    for d, domain in enumerate(comparison.domains):
-        estimates = map(MeanStd.of, values[:, d].T.tolist())
-        cells = [judged_cell(estimate, 0, score.digits) for estimate in estimates]
-        cells[d] = replace(cells[d], tone="best")
-        rows.append(Row(domain, "", cells))
+    there, columns = tested_elsewhere(values)
+    for d in there:
+        cells = []
+        for column in columns:
+            cell = judged_cell(MeanStd.of(values[:, d, column].tolist()), 0, score.digits)
+            cells.append(replace(cell, tone="best") if column == d else cell)
+        rows.append(Row(names[d], "", cells))
+    kept, untested = ([n for d, n in enumerate(names) if d not in of] for of in (there, columns))
+    absent = f" No row: {join_words(kept)} (no model was shared)." if kept else ""
+    absent += f" No column: {join_words(untested)} (no other model was tested)." if untested else ""
     return Table(
         f"Trained at, tested on: {method.name}, last round ({method.runs[0].last_round})",
         f"{capitalized(score.stated)}, of the models that clients trained alone: mean over the "
         f"clients of the domain in the row, on all {comparison.examples} examples of the domain in "
         "the column. Bold: trained at this domain. ±: standard deviation over "
-        f"{comparison.replicates} (ddof 1).",
-        list(comparison.domains),
+        f"{comparison.replicates} (ddof 1).{absent}",
+        [names[d] for d in columns],
         [Group("", rows)],
         heading="trained at",
     )

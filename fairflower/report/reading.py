@@ -42,6 +42,7 @@ from fairflower.server.history import (
     LEVELS,
     OVERALL,
     OWN_LEVELS,
+    SHARED_LEVELS,
     WINDOW,
     WORST_CLIENT,
     History,
@@ -347,12 +348,14 @@ class Run(ScoreHistory):
 
     @cached_property
     def cross_tests(self) -> Vector:
-        """Primary scores [K, D] of these models on every domain in the last round; or no rows."""
-        found = self.history[OWN_LEVELS[self.split], self.primary.name]
-        last = found.get(self.last_round, {})
+        """Primary scores [K, D] of these models on every domain, last round, or NaN; or no rows."""
+        levels = OWN_LEVELS[self.split], SHARED_LEVELS[self.split]
+        found = [self.history[level, self.primary.name] for level in levels]
+        last = (found[0] or found[1]).get(self.last_round, {})
         names = [[f"{client.client_id}/{d}" for d in self.domains] for client in self.clients]
         values = np.array([[last.get(name, math.nan) for name in row] for row in names])
-        return values if np.isfinite(values).all(axis=1).any() else np.empty((0, len(self.domains)))
+        own = np.array([[d == client.domain for d in self.domains] for client in self.clients])
+        return values if np.isfinite(values[~own]).any() else values[:0]
 
     @property
     def held_out_domain(self) -> str:
@@ -626,6 +629,7 @@ def _checked_history(
             (of_domains, (primary, personal, *_further(info), *of_labels, *users, *METRICS)),
             (of_clients, (primary, personal)),
             (OWN_LEVELS[split], (primary,)),
+            (SHARED_LEVELS[split], (primary,)),
             (HELD_OUT, (primary, adapted)),
             (OVERALL[split], METRICS),
         )

@@ -108,7 +108,9 @@ def limit_tests(message: Message, context: Context, call_next: App) -> Message:
     """
     if message.metadata.message_type == MessageType.EVALUATE and must_mask(message, context):
         try:
-            split = message.content.config_records["config"].get("split")
+            config = message.content.config_records["config"]
+            _require("own-model" not in config, "a model that a client keeps would have no mask")
+            split = config.get("split")
             claim_round(message, context, f"test on {split if split in _SPLITS else 'test'}")
         except Exception as error:
             raise _refusal(error) from None

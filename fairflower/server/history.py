@@ -35,6 +35,9 @@ LEVELS = {"test": ("domain", "client"), "validation": ("validation", "client-val
 #: Split -> level for the models that clients keep; the names are ``<client>/<domain>``.
 OWN_LEVELS = {"test": "own", "validation": "own-validation"}
 
+#: The same of models that sites share, which sites test.
+SHARED_LEVELS = {"test": "shared", "validation": "shared-validation"}
+
 #: Level for tests on the held-out domain, and the prefix at this level of the primary score with
 #: BatchNorm statistics of the domain's test examples.
 HELD_OUT, ADAPTED = "held-out", "adabn_"

@@ -1,18 +1,25 @@
-"""The server's tests of the models that clients keep, for the reference strategy ``alone``."""
+"""Tests of the models that clients keep, for the reference strategy ``alone``."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 
-from fairflower.errors import ConfigError
+from fairflower.aggregation.messages import RoundRequest
+from fairflower.aggregation.records import check_arrays, check_test, decode_record
+from fairflower.arrays import record_of
+from fairflower.errors import ConfigError, logger
 from fairflower.files import Arrays
 from fairflower.numerics import group_fairness as fairness
 from fairflower.paths import client_states
 from fairflower.server.evaluation import Tested
 from fairflower.server.folder import RunFolder
-from fairflower.server.history import OWN_LEVELS
+from fairflower.server.history import OWN_LEVELS, SHARED_LEVELS, domain_scores, test_keys
 from fairflower.server.setup import RunSetup
-from fairflower.training.client_state import OWN, newest_state
+from fairflower.training.client_state import OWN, SHARES, TESTS_OTHERS, newest_state
 
 #: Largest number of clients of a domain whose models the server tests, so that a test takes at most
 #: this many times as long as that of a global model.
@@ -71,6 +78,70 @@ class OwnModels:
                     f"{states}. Repeat the run on one machine, or set evaluate.by = 'clients'."
                 )
             yield client, federation.clients[client].domain, state.get(OWN, initial)
+
+
+@dataclass(frozen=True)
+class SharedModels:
+    """Tests models of sites at other sites; each site decides whether it shares, and tests.
+
+    A shared model is in the server's memory until it has been tested, and in no file.
+    """
+
+    setup: RunSetup
+    folder: RunFolder
+    grid: Grid
+    settings: Mapping[str, Any]  # of all messages
+    exchange: Callable[[Iterable[Message]], list[Message]]  # messages -> replies
+
+    def test_elsewhere(self, server_round: int, initial: Arrays) -> None:
+        """Ask for models like ``initial``, test each where sites agree, and write the scores."""
+        federation = self.setup.federation
+        everyone = [client.client_id for client in federation.clients]
+        own = self._ask(server_round, "send", initial, everyone)
+        shared = {client: answer.model for client, answer in own.items() if answer.model}
+        testing = {client for client, answer in own.items() if answer.tests_others}
+        for key, agreed in ((SHARES, shared.keys()), (TESTS_OTHERS, testing)):
+            if names := [f"{k} ({federation.clients[k].domain})" for k in own if k not in agreed]:
+                logger.info("Without %s: client %s.", key, ", ".join(names))
+        name = federation.learns.primary.name
+        for client, model in shared.items():
+            tested = {client: own[client]}
+            tested |= self._ask(server_round, "test", model, testing - {client})
+            answers = {site: answer.metrics for site, answer in sorted(tested.items())}
+            keys = test_keys(answers, federation.learns, ())
+            for domain, of in domain_scores(answers, keys, federation).items():
+                values = {n: value for n, value in of.items() if n == name}
+                cell = f"{client}/{domain}"
+                self.folder.append_metrics(server_round, SHARED_LEVELS["test"], cell, values)
+
+    def _ask(
+        self, server_round: int, what: str, model: Arrays, clients: Collection[int]
+    ) -> dict[int, "_Answer"]:
+        """Have clients test a model, or their own ones; return the usable answers by client."""
+        strategy, federation = self.setup.strategy, self.setup.federation
+        arrays, most = record_of(model), self.setup.max_test_sizes("test")
+        groups, scores = len(federation.group_names), federation.learns.scores
+
+        def read(client: int, content: RecordDict, metrics: MetricRecord) -> _Answer:
+            check_test("num-examples", most, groups, client, content, metrics, scores=scores)
+            sent = content.array_records.get(OWN)
+            own = check_arrays(decode_record(sent), model) if sent else {}
+            node = content.config_records.get("node", ConfigRecord())
+            return _Answer(metrics, own, bool(node.get(TESTS_OTHERS)))
+
+        config = ConfigRecord({**self.settings, "split": "test", OWN: what})
+        messages = strategy.configure_evaluate(server_round, arrays, config, self.grid)
+        messages = [m for m in messages if strategy._enrolled.client_of(m) in clients]
+        replies = strategy.new_replies(RoundRequest(server_round, arrays, messages))
+        return replies.read(self.exchange(messages), read).usable
+
+
+class _Answer(NamedTuple):
+    """A site's answer: its test, its own model or no arrays, and whether it tests others'."""
+
+    metrics: MetricRecord
+    model: Arrays
+    tests_others: bool
 
 
 def _means(found: list[Mapping[str, float]]) -> dict[str, float]:

@@ -46,7 +46,7 @@ from fairflower.server.history import (
     early_stop_reason,
     test_keys,
 )
-from fairflower.server.own_models import OwnModels
+from fairflower.server.own_models import OwnModels, SharedModels
 from fairflower.server.privacy import PrivacyLedger
 from fairflower.server.progress import RunProgress
 from fairflower.server.registration import NodeTracker
@@ -109,8 +109,10 @@ class RoundLoop:
         self._privacy = PrivacyLedger(self.config.privacy, numbers, begun)
         self._failed = FailedMetrics(folder, self.config, self.federation)
         self._groups = GroupMetrics(folder, self.federation)
-        keeping = self.config.reference == "alone" and self.config.evaluate.by != "clients"
-        self._own_models = OwnModels(setup, folder) if keeping else None
+        alone, by = self.config.reference == "alone", self.config.evaluate.by
+        self._own_models = OwnModels(setup, folder) if alone and by != "clients" else None
+        shared = SharedModels(setup, folder, grid, self._settings, self._exchange)
+        self._elsewhere = shared if alone and setup.registry.sites else self._own_models
         self._best = BestModel(folder, self.config.best)
         self._released = time.monotonic()
         self._tracker = NodeTracker(
@@ -336,8 +338,8 @@ class RoundLoop:
 
     def _test_elsewhere(self, server_round: int, arrays: ArrayRecord) -> None:
         """Test the models that clients keep on other domains, if they keep any."""
-        if self._own_models and server_round > 0 and self.config.evaluates("test"):
-            self._own_models.test_elsewhere(server_round, arrays_of(arrays))
+        if self._elsewhere and server_round > 0 and self.config.evaluates("test"):
+            self._elsewhere.test_elsewhere(server_round, arrays_of(arrays))
 
     def _ask_clients(
         self, split: str, server_round: int, arrays: ArrayRecord

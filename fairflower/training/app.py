@@ -13,13 +13,13 @@ from flwr.clientapp import ClientApp
 from fairflower.arrays import arrays_of, record_of
 from fairflower.config.privacy import PrivacyConfig, number_range
 from fairflower.config.secure import TRAINED, WEIGHT_KEY
-from fairflower.errors import STOPS, UserError, failure_text
+from fairflower.errors import STOPS, UserError, failure_text, logger
 from fairflower.files import Arrays
 from fairflower.models import initial_local_arrays, local_tensors, trainable
 from fairflower.numerics.group_fairness import GROUP_COUNTS, counts_by_group
 from fairflower.numerics.noise import gaussian, noise_source
 from fairflower.registry.user_metrics import FAILED_METRICS, compute_metrics
-from fairflower.training.client_state import OWN, load_state, save_state
+from fairflower.training.client_state import OWN, SHARES, TESTS_OTHERS, load_state, save_state
 from fairflower.training.device import float64_on
 from fairflower.training.measurements import measure_received, requested, train_and_measure
 from fairflower.training.modes import flushed_denormals
@@ -80,9 +80,11 @@ def evaluate_round(
     """Test the received model, with the client's state up to this round.
 
     Returns ``client-id``, ``eval_loss``, the task's scores, such as ``accuracy``, and metrics of
-    the client's method. Undefined scores are left out.
+    the client's method. Undefined scores are left out. Another client's own model
+    (``own-model = "test"``) is tested without this client's state.
     """
     before = round_of(config) + 1 if "server-round" in config else math.inf
+    before = 0 if config.get(OWN) == "test" else before
     with _restored(trainer, context, config, before):
         tested = {name: value for name, value in trainer.test().items() if not math.isnan(value)}
         score = trainer.task.primary.name
@@ -230,6 +232,9 @@ def _evaluate_reply(
     A candidate for training (``split = "train"``) tests on its training examples, which
     fairflower's app makes its test examples. Unlike in `evaluate_round`, it tests the model from
     which it would start, so arrays that stay with the client have its own values.
+
+    A reply to ``own-model = "send"`` says whether the node tests other clients' models, and has the
+    client's own model if the node config agrees.
     """
     metrics: dict[str, Any] = {"num-examples": len(trainer.data.test.y)}
     if config.get("split") == "train":
@@ -245,6 +250,11 @@ def _evaluate_reply(
         reply[FAILED_METRICS] = ConfigRecord(dict(failed))
     if counts:
         reply[GROUP_COUNTS] = MetricRecord({"counts": counts})
+    if config.get(OWN) == "send":
+        reply["node"] = ConfigRecord({TESTS_OTHERS: bool(context.node_config.get(TESTS_OTHERS))})
+        if context.node_config.get(SHARES) and OWN in trainer.state:
+            logger.info("This site sends its own model, for tests at others (%s).", SHARES)
+            reply[OWN] = record_of(trainer.state[OWN])
     return Message(reply, reply_to=message)
 
 

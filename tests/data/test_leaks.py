@@ -360,6 +360,13 @@ def test_a_supernode_is_recognized_by_its_process_or_its_node_config() -> None:
         assert is_supernode(Context(1, 1000, {key: "x"}, RecordDict(), {}))
 
 
+def test_a_site_tests_another_sites_model_only_if_it_agrees(tmp_path: Path) -> None:
+    site = table(tmp_path / "x.csv", people())
+    asked = ConfigRecord(RunConfig.from_flat(TEXTS).to_flat() | {"own-model": "test"})
+    text = refusal(ask(site, "evaluate", config=asked, arrays=record_of({})))
+    assert "tests no other site's model: test-others-models is not true" in text
+
+
 @pytest.mark.parametrize(
     ("key", "value", "hint"),
     [
@@ -369,6 +376,8 @@ def test_a_supernode_is_recognized_by_its_process_or_its_node_config() -> None:
         ("data_dir", "/data", "Did you mean 'data-dir'?"),
         ("smallest_group", 9, "Did you mean 'smallest-group'?"),
         ("secure-aggregation", "yes", "expected true or false"),
+        ("share-own-model", "yes", "expected true or false"),
+        ("test-others-model", True, "Did you mean 'test-others-models'?"),
         ("smallest-group", 0, "expected a whole number above 0"),
         ("smallest-group", True, "expected a whole number above 0"),
     ],

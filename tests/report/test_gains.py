@@ -10,6 +10,7 @@ from run_folders import make_run, printed_tables, tables_of
 from scipy import stats
 
 from fairflower.report import analyze, read_run, read_summary, write_summary
+from fairflower.report.figures.comparison import sketches_of_own_models
 from fairflower.report.frames import differences_frame
 from fairflower.report.gains import QUESTION, client_gains, elsewhere
 from fairflower.report.pages import write_report
@@ -168,3 +169,23 @@ def test_gains_are_of_the_clients_own_examples_if_all_clients_tested(tmp_path):
 def test_elsewhere_averages_the_clients_of_a_domain(tmp_path):
     run = read_run(alone_run(tmp_path / "alone", 2))
     np.testing.assert_allclose(elsewhere(run), OWN[2, -1].reshape(2, 2, 2).mean(1))
+
+
+def test_sites_that_do_not_agree_have_no_row_or_no_column(tmp_path):
+    domains = ["a", "b", "c"]
+    folder = make_run(tmp_path / "alone", [dict.fromkeys(domains, 0.5)] * 3, label="alone")
+    with (folder / "history.csv").open("a") as file:
+        for name, score in {"0/a": 0.9, "0/b": 0.8, "1/b": 0.7}.items():  # both clients of a
+            file.write(f"2,shared,{name},accuracy,{score}\n")
+    table = tables_of(folder).table("Trained at, tested on: alone, last round (2)")
+    assert table == {"a": {"method": "a", "b": "75.00"}}
+    text = tables_of(folder).text
+    assert "No row: b and c (no model was shared)." in text
+    assert "No column: a and c (no other model was tested)." in text
+    with np.errstate(all="raise"):
+        (drawn,) = sketches_of_own_models(analyze([read_run(folder)]).chapters[0].comparison)
+    axes = drawn.figure.axes[0]
+    ticks = [
+        [text.get_text() for text in axis.get_ticklabels()] for axis in (axes.yaxis, axes.xaxis)
+    ]
+    assert ticks == [["a"], ["b"]]

@@ -250,6 +250,7 @@ def test_a_client_tests_once_per_round_and_split_with_the_settings_of_the_run(
     assert [refused(*pair) for pair in asked] == [False, False, False, True, True, True, True]
     assert refused("test", 2, **{"data.test-examples": 1})
     assert refused("test", 2.0)
+    assert refused("test", 2, **{"own-model": "send"})
     assert not refused("test", 2)
     plain = {"secure-aggregation": False, "run-id": "plain"}
     assert not any(refused("test", 1, **plain) for _ in range(3))

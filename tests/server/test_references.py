@@ -12,7 +12,8 @@ import torch
 from apps import app_with_handlers
 from resuming import outcome, resume, stopped
 from rich.console import Console
-from runs import config, history, run
+from run_folders import tables_of
+from runs import config, history, interrupt_first, run
 from safetensors.numpy import load_file
 from torch.nn import functional as F
 
@@ -26,6 +27,7 @@ from fairflower.report import read_run
 from fairflower.report.reading import model_file
 from fairflower.seeds import derive_seed
 from fairflower.server import session
+from fairflower.server.checkpoint import resumed_config
 from fairflower.server.own_models import MOST_CLIENTS
 from fairflower.server.session import Session
 from fairflower.training.build import build_model
@@ -232,15 +234,25 @@ def test_a_held_out_domain_has_the_mean_over_all_models(tmp_path):
 # --- sites, and what is refused -------------------------------------------------------------
 
 
+AT_SITES = {"data.examples-per-client": 0, "data.test-examples": 0, "data.name": "npz"}
+AT_SITES |= {"evaluate.by": "clients"}
+
+
+def session_of(nodes, run_config, app=client_app, **options):
+    """A session of sites with these node configs."""
+    grid = InlineGrid(app, len(nodes))
+    for context, node in zip(grid.contexts.values(), nodes, strict=True):
+        context.node_config = node
+    return Session(grid, run_config, Console(quiet=True), **options)
+
+
 def at_sites(tmp_path, name):
     """A run of two sites, each of which has its own folder."""
     folders = tiny_data_sets.digits_folders(tmp_path, ("plain", "printed"), most=30)
-    grid = InlineGrid(client_app, 2)
-    for context, (domain, folder) in zip(grid.contexts.values(), folders.items(), strict=True):
-        context.node_config = {"domain": domain, "data-dir": str(folder)}
-    changes = {"data.examples-per-client": 0, "data.test-examples": 0, "data.name": "npz"}
-    changes |= {"strategy.name": name, "evaluate.by": "clients"}
-    return read_run(Session(grid, config(tmp_path, **changes), Console(quiet=True)).run())
+    nodes = [{"domain": domain, "data-dir": str(folder)} for domain, folder in folders.items()]
+    return read_run(
+        session_of(nodes, config(tmp_path, **AT_SITES, **{"strategy.name": name})).run()
+    )
 
 
 def test_sites_train_alone_and_send_only_scores_of_their_models(tmp_path):
@@ -248,6 +260,88 @@ def test_sites_train_alone_and_send_only_scores_of_their_models(tmp_path):
     assert read.status == "completed"
     assert np.isfinite(read.values[-1]).all()
     assert not read.own_models.rounds.size
+    assert not read.cross_tests.size
+    assert "no other site did: no table of other domains" in tables_of(read.path).text
+
+
+BOTH = {"share-own-model": True, "test-others-models": True}
+SHARES, TESTS = ({key: True} for key in BOTH)
+
+
+ALONE = AT_SITES | {"strategy.name": "alone"}
+
+
+def agreeing(tmp_path, *consents):
+    """Node configs of four sites, ordered as clients are; two of them have one domain."""
+    names = ("inverted", "plain", "rotated", "printed")
+    folders = tiny_data_sets.digits_folders(tmp_path, names, most=30)
+    domains = dict(zip(names, ("inverted", "plain", "plain", "printed"), strict=True))
+    return [
+        {"domain": domains[name], "data-dir": str(folder)} | consent
+        for (name, folder), consent in zip(folders.items(), consents, strict=True)
+    ]
+
+
+def hits(arrays, folder):
+    """Whether a model is right, for each of a site's test images, by plain PyTorch."""
+    federation = prepare(DataConfig(name="npz", dir=folder, clients_per_domain=1))
+    model = build_model(ModelConfig("cnn"), ClientConfig(), federation, 0)
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
+    with np.load(f"{folder}/digits.npz") as file:
+        x, y = torch.tensor(file["x_test"]).permute(0, 3, 1, 2) / 255, file["y_test"]
+    mean, std = (torch.tensor(of)[:, None, None] for of in (federation.mean, federation.std))
+    with torch.inference_mode():
+        return model.eval()((x - mean) / std).argmax(1).numpy() == y
+
+
+def test_models_of_sites_that_agree_are_tested_at_all_others_that_agree(tmp_path, monkeypatch):
+    monkeypatch.setattr(session.shutil, "rmtree", lambda *_, **__: None)  # keep clients' states
+    sent = []
+
+    def evaluate(message, context):
+        reply = client_app(message, context)
+        sent.append((context.node_config, message.content["config"], reply.content))
+        return reply
+
+    nodes = agreeing(tmp_path, BOTH, BOTH, SHARES, TESTS)
+    app = app_with_handlers(evaluate=evaluate)
+    folder = session_of(nodes, config(tmp_path, **ALONE), app).run()
+    kept, read = kept_models(folder), read_run(folder)
+    assert read.domains == ("inverted", "plain", "printed")
+    expected = np.full((4, 3), np.nan)
+    for k, d in np.ndindex(3, 3):
+        there = [n for n in nodes if n["domain"] == read.domains[d]]
+        tests = [n for n in there if n is nodes[k] or n is not nodes[2]]
+        expected[k, d] = np.concatenate([hits(kept[k], n["data-dir"]) for n in tests]).mean()
+    np.testing.assert_allclose(read.cross_tests, expected, rtol=1e-6)
+    for node, told, content in sent:
+        asked = told.get("own-model")
+        assert asked != "test" or node.get("test-others-models")
+        shared = asked == "send" and node.get("share-own-model", False)
+        assert [*content.array_records] == ["own-model"] * shared
+    tables, log = tables_of(folder), (folder / "log.txt").read_text()
+    assert "Without share-own-model: client 3 (printed)." in log
+    assert "Without test-others-models: client 2 (plain)." in log
+    assert "No row: printed (no model was shared)." in tables.text
+    table = tables.table("Trained at, tested on: alone, last round (2)")
+    assert list(table) == ["inverted", "plain"]
+    for row, scores in zip(table.values(), [expected[0], expected[1:3].mean(0)], strict=True):
+        assert [*row.values()][1:] == [f"{100 * value:.2f}" for value in scores]
+
+
+@pytest.mark.slow
+def test_sites_that_agree_are_asked_after_the_last_round_of_a_resumed_run(tmp_path):
+    nodes = agreeing(tmp_path, BOTH, {}, {}, BOTH)
+    whole = session_of(nodes, config(tmp_path, **ALONE)).run()
+    halved = session_of(nodes, config(tmp_path, **ALONE), on_round=interrupt_first)
+    with pytest.raises(KeyboardInterrupt):
+        halved.run()
+    folder = session_of(nodes, resumed_config(halved.folder.path, {})).run()
+    found = [[r for r in history(f) if r["level"] == "shared"] for f in (whole, folder)]
+    assert found[0] == found[1]
+    assert {r["name"] for r in found[0]} == {
+        *("0/inverted", "0/printed", "3/inverted", "3/printed")
+    }
 
 
 def test_sites_keep_their_data_so_pooled_is_refused(tmp_path):

@@ -29,7 +29,7 @@ from fairflower.report.figures.canvas import (
     panels,
     slug,
 )
-from fairflower.report.gains import cross_tested, elsewhere
+from fairflower.report.gains import cross_tested, elsewhere, tested_elsewhere
 from fairflower.report.methods import (
     BASELINES,
     Comparison,
@@ -91,7 +91,7 @@ def _sketches(comparison: Comparison) -> Iterator[FigureDraft]:
     if tested:
         yield _clients(comparison, tested, styles)
     yield _domains(comparison, styles)
-    yield from _sketches_of_own_models(comparison)
+    yield from sketches_of_own_models(comparison)
     yield from examples.sketches(comparison, styles)
     yield from sketches_of_groups(comparison, styles)
     yield from sketches_of_products(comparison)
@@ -337,13 +337,17 @@ def _heat_map(
     sheet.colorbar(image, ax=panel)
 
 
-def _sketches_of_own_models(comparison: Comparison) -> Iterator[FigureDraft]:
+def sketches_of_own_models(comparison: Comparison) -> Iterator[FigureDraft]:
     """Yield a heat map of models that were trained alone: trained at a domain, tested on each."""
-    score, names = comparison.score, list(comparison.domains)
+    score = comparison.score
     for number, method in enumerate(cross_tested(comparison), start=1):
-        values = score.shown(np.mean([elsewhere(run) for run in method.runs], axis=0))
-        sheet, axes = panels(1, 1, canvas.HALF, 0.42 * len(names) + 1.9)
-        _heat_map(sheet, axes[0, 0], values, (names, names), score.digits - 1, score.better < 0)
+        of_runs = np.ma.masked_invalid([elsewhere(run) for run in method.runs])
+        values = score.shown(of_runs.mean(axis=0).filled(np.nan))
+        places = tested_elsewhere(values[None])
+        rows, columns = ([comparison.domains[d] for d in of] for of in places)
+        values = values[np.ix_(*places)]
+        sheet, axes = panels(1, 1, canvas.HALF, 0.42 * len(values) + 1.9)
+        _heat_map(sheet, axes[0, 0], values, (rows, columns), score.digits - 1, score.better < 0)
         axes[0, 0].set_ylabel("trained at")
         axes[0, 0].set_xlabel("tested on")
         yield FigureDraft(
