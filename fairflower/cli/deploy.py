@@ -104,8 +104,9 @@ def trial(
         configs = [replace(config, sites=len(nodes)) for config in configs]
     else:
         data, nodes = local.nodes_with_shares(data, sites)
-    for node in nodes:  # all sites of a trial are on this machine
+    for node in nodes:  # all sites of a trial are on this machine, so they share their models
         node["smallest-group"] = data.smallest_group
+        node["share-own-model"] = node["test-others-models"] = True
     # A signal that ends this process must also end the SuperLink and the SuperNodes.
     for number in (signal.SIGTERM, *HANGUP):
         signal.signal(number, signal.default_int_handler)

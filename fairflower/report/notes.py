@@ -324,9 +324,9 @@ def _training_notes(run: Run) -> Iterator[str]:
             "table of personal models shows their models."
         )
     if (run.config.get("strategy.name"), run.config.get("evaluate.by")) == ("alone", "clients"):
-        found = "where both sites agree, others did, too" if run.cross_tests.size else ""
-        kept = "and no other site did: no table of other domains"
-        yield f"clients tested their own models, {found or kept}."
+        shared = "those of sites that share theirs" if run.cross_tests.size else ""
+        kept = "no other site did: no table of other domains"
+        yield f"clients tested their own models, and {shared or kept}."
     for number, reason in info.get("halted_rounds", {}).items():
         yield f"round {number} did not change the model: {reason}."
     for number, reason in info.get("untracked", {}).items():  # runs side by side print no warning

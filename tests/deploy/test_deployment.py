@@ -369,10 +369,11 @@ def test_a_trial_gives_every_site_its_own_folder(tmp_path: Path, trials: list[An
     sites = [f"--site=svhn={one}", f"--site=usps={two}", f"--site=usps={one}"]
     assert "There is none" in try_sites(tmp_path, *sites).output
     ((nodes, config),) = trials
+    every = {"smallest-group": 5, "share-own-model": True, "test-others-models": True}
     assert nodes == [
-        {"domain": "svhn", "data-dir": str(one), "smallest-group": 5},
-        {"domain": "usps", "data-dir": str(two), "smallest-group": 5},
-        {"domain": "usps", "data-dir": str(one), "smallest-group": 5},
+        {"domain": "svhn", "data-dir": str(one), **every},
+        {"domain": "usps", "data-dir": str(two), **every},
+        {"domain": "usps", "data-dir": str(one), **every},
     ]
     assert (config.data.name, config.sites) == ("npz", 3)
 
