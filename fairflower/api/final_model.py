@@ -66,7 +66,7 @@ def kept_arrays(run: Run, which: Which = None) -> tuple[Path, Arrays]:
     last, best = run.info["rounds"], run.info.get("best", {}).get("round")
     path = run.path / "checkpoints"
     try:
-        if which in (None, "best", last, best):
+        if which in (None, "best", last, best) or run.config.get("strategy.name") == "alone":
             path = model_file(run, which not in (None, last))
             return path, load_file(path)
         if which in (kept := checkpoint.rounds(run.path)):

@@ -17,6 +17,7 @@ from runs import config, history, interrupt_first, run
 from safetensors.numpy import load_file
 from torch.nn import functional as F
 
+from fairflower.api.final_model import kept_arrays
 from fairflower.client_app import app as client_app
 from fairflower.config import ClientConfig, DataConfig, ModelConfig
 from fairflower.data import prepare
@@ -24,7 +25,6 @@ from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.paths import client_states
 from fairflower.report import read_run
-from fairflower.report.reading import model_file
 from fairflower.seeds import derive_seed
 from fairflower.server import session
 from fairflower.server.checkpoint import resumed_config
@@ -96,7 +96,8 @@ def kept_models(folder):
 
 def test_alone_trains_each_client_as_a_plain_loop_to_the_bit(tmp_path, monkeypatch):
     monkeypatch.setattr(session.shutil, "rmtree", lambda *_, **__: None)  # keep clients' states
-    folder = run(config(tmp_path, **HEART, **{"strategy.name": "alone"}))
+    settings = HEART | {"strategy.name": "alone", "checkpoint.keep": 9}
+    folder = run(config(tmp_path, **settings))
     federation, kept = heart(), kept_models(folder)
     start = first_model(federation)
     rows = [r for r in history(folder) if r["level"] == "own" and r["round"] == str(ROUNDS)]
@@ -113,8 +114,9 @@ def test_alone_trains_each_client_as_a_plain_loop_to_the_bit(tmp_path, monkeypat
         own = read_run(folder).values[-1][federation.domains.index(client.domain)]
         assert own == found[f"{k}/{client.domain}"]
     assert same_bits(load_file(folder / "model.safetensors"), start)  # nothing was merged
-    with pytest.raises(RunFolderError, match="has no common model: each client kept its own"):
-        model_file(read_run(folder))
+    for which in (None, ROUNDS, 1):  # round 1 has a checkpoint with the initial model
+        with pytest.raises(RunFolderError, match="has no common model: each client kept its own"):
+            kept_arrays(read_run(folder), which)
 
 
 def test_pooled_trains_one_model_as_a_plain_loop_on_all_examples(tmp_path):
