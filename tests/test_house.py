@@ -30,7 +30,7 @@ BUDGETS = {
     "participation": 320,
     "plans": 2080,
     "registry": 830,
-    "report": 6050,
+    "report": 6090,
     "secure": 1180,
     "server": 4320,
     "statistics": 410,
