@@ -114,7 +114,7 @@ def test_the_page_is_accessible_and_has_a_dark_mode(hostile: Path) -> None:
     assert "prefers-color-scheme: dark" in text
     assert "@media print" in text
     figures = [attrs for tag, attrs in page.tags if tag == "svg"]
-    assert len(figures) == 10
+    assert len(figures) == 11
     assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in figures)
     assert 'style="fill: currentColor' in text.replace("text-anchor: middle; ", "")
     levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch(r"h[1-6]", tag)]
