@@ -46,6 +46,9 @@ from fairflower.testing import check_data, check_strategy, check_task
 DOCS = Path(__file__).parents[1] / "docs"
 CLIENTS = 4
 
+#: Page -> the most words that it may have, as counted by ``wc -w``.
+WORDS = {"README.md": 900, "docs/results.md": 1200}
+
 
 class Net(nn.Sequential):
     def __init__(self) -> None:
@@ -609,3 +612,8 @@ def test_the_documented_task_learns_the_quantile_of_demand(
     best = min(np.mean([expected(order, k) for k in (1, 2, 3)]) for order in np.linspace(0, 3, 301))
     assert 0.8 * best < np.mean(list(costs.values())) < 1.3 * best
     assert costs["north"] < costs["station"]
+
+
+@pytest.mark.parametrize("page", WORDS)
+def test_no_page_is_longer_than_a_reader_reads(page: str) -> None:
+    assert len((DOCS.parent / page).read_text(encoding="utf-8").split()) <= WORDS[page]

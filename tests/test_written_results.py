@@ -45,7 +45,9 @@ SUMMARIES = (
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 #: The index and the protocol report nothing; ``benchmarks/error_rates.py`` writes its own document.
-WITHOUT_SUMMARY = {EXPERIMENTS / name for name in ("README.md", "protocol.md", "error-rates.md")}
+WITHOUT_SUMMARY = {
+    EXPERIMENTS / name for name in ("README.md", "results.md", "protocol.md", "error-rates.md")
+}
 DOCUMENTS = sorted(set(EXPERIMENTS.glob("*.md")) - WITHOUT_SUMMARY)
 
 OLD = (
@@ -285,8 +287,13 @@ def findings() -> Findings:
 
 
 @pytest.fixture(scope="module")
-def readme() -> str:
-    return " ".join((EXPERIMENTS.parent / "README.md").read_text(encoding="utf-8").split())
+def summary() -> str:
+    """Return the text of the page that sums up all results."""
+    return words_of("docs/results.md")
+
+
+def words_of(name: str) -> str:
+    return " ".join((EXPERIMENTS.parent / name).read_text(encoding="utf-8").split())
 
 
 def number(value: float) -> str:
@@ -312,9 +319,9 @@ def signed_number(value: float) -> str:
     return "+" * (value > 0) + number(value)
 
 
-def test_the_counts_in_the_readme_match_the_leaderboard(findings: Findings, readme: str) -> None:
+def test_the_counts_in_the_summary_match_the_leaderboard(findings: Findings, summary: str) -> None:
     for row in counted(findings).groups[0].rows:
-        assert f"| {' | '.join([row.name, *(cell.text for cell in row.cells)])} |" in readme
+        assert f"| {' | '.join([row.name, *(cell.text for cell in row.cells)])} |" in summary
     all_of_them = [one for b in findings.benchmarks for one in findings.judged(b).values()]
     gains = [one for one in all_of_them if one.sign > 0]
     losses = [one for one in all_of_them if one.sign < 0]
@@ -327,13 +334,13 @@ def test_the_counts_in_the_readme_match_the_leaderboard(findings: Findings, read
     assert (
         f"{len(gains)} of {len(all_of_them)} comparisons show a gain over uniform weights "
         f"({left[0]} if all {len(together)} are corrected together), none is shown to be as large "
-        f"as one point, and {below[0]} are shown to be below two" in readme
+        f"as one point, and {below[0]} are shown to be below two" in summary
     )
     small = f"{below[0]} of the {len(gains)} gains and {below[1]} of the {len(losses)} losses "
-    assert f"{small}are shown to be below two points" in readme
+    assert f"{small}are shown to be below two points" in summary
     within = sum(one.low > -2 and one.high < 2 for one in all_of_them)
-    assert f"Of the {len(all_of_them)} intervals {within} lie within two points" in readme
-    results = " ".join((EXPERIMENTS.parent / "docs/results.md").read_text("utf-8").split())
+    assert f"Of the {len(all_of_them)} intervals {within} lie within two points" in summary
+    results = words_of("experiments/results.md")
     assert f"{small}lie within two points" in results
     assert f"as do {within} of all {len(all_of_them)} intervals" in results
     assert f"is {max(one.low for one in gains):.2f} points (SCAFFOLD on Digits)" in results
@@ -371,9 +378,39 @@ def alone(
     ).items()
 
 
-def test_the_sweeps_in_the_documents_match_the_leaderboard(findings: Findings, readme: str) -> None:
-    page = (EXPERIMENTS.parent / "docs/results.md").read_text(encoding="utf-8")
-    results = " ".join(page.split())
+def test_who_gains_and_who_loses_is_said_of_each_benchmark(
+    findings: Findings, summary: str
+) -> None:
+    changed = {
+        b.name: {
+            sign: {m for m, one in findings.judged(b).items() if one.sign == sign}
+            for sign in (1, -1)
+        }
+        for b in findings.benchmarks
+    }
+    assert (len(changed["randhie-site"][1]), len(changed["randhie"][-1])) == (7, 4)
+    assert changed["uci-digits"] == {1: {"gsam+fedism"}, -1: {"fedavg"}}
+    assert changed["digits"][1] == {"scaffold+uniform", "gsam+fedism"}
+    assert changed["digits"][-1] == {"fedavg", "fedheal", "fedgcr", "fedequilibria"}
+    assert changed["digit-five"] == {1: {"gsam+fedism", "afl"}, -1: {"scaffold+uniform"}}
+    assert not any(changed["office-caltech"].values())
+    within = sum(
+        one.low > -2 and one.high < 2
+        for b in findings.benchmarks
+        for one in findings.judged(b).values()
+    )
+    readme = words_of("README.md")
+    assert f"differ little from uniform weights: {within} of 84 intervals lie within two" in readme
+    worse = [name for name, signs in changed.items() if "fedavg" in signs[-1]]
+    assert len(worse) == 3
+    assert "FedAvg is never better than uniform weights, and worse on three benchmarks" in readme
+    assert not any("fedavg" in signs[1] for signs in changed.values())
+
+
+def test_the_sweeps_in_the_documents_match_the_leaderboard(
+    findings: Findings, summary: str
+) -> None:
+    results = words_of("experiments/results.md")
     swept = {sweep.name: findings.swept(sweep) for sweep in findings.stages.sweeps}
     tables = swept.pop("uci-digits")
     images = {(name, *key): one for name, judged in swept.items() for key, one in judged.items()}
@@ -382,7 +419,7 @@ def test_the_sweeps_in_the_documents_match_the_leaderboard(findings: Findings, r
         assert not any(one.low > 2 for one in differences.values())
         excluded = sum(one.high <= 2 for one in differences.values())
         phrase = f"for {excluded} of the {len(differences)} differences"
-        assert phrase in readme
+        assert phrase in summary
         assert phrase in results
 
     excluded_at = Counter(place for (place, _), one in tables.items() if one.high <= 2)
@@ -390,7 +427,7 @@ def test_the_sweeps_in_the_documents_match_the_leaderboard(findings: Findings, r
     assert not excluded_at["data.clients-per-domain=1"] + excluded_at["train.local-epochs=8"]
     largest_at = max(tables, key=lambda key: tables[key].high)
     assert largest_at == ("train.local-epochs=8", "qffl:rule=weights")
-    assert f"could be as large as {number(tables[largest_at].high)} points" in readme
+    assert f"could be as large as {number(tables[largest_at].high)} points" in summary
     assert f"local epochs, {interval(tables[largest_at])})" in results
     ((key, fedavg),) = ((key, one) for key, one in tables.items() if one.sign)
     assert key == ("data.clients-per-domain=4", "fedavg")
@@ -412,7 +449,7 @@ def test_the_sweeps_in_the_documents_match_the_leaderboard(findings: Findings, r
     as_one = judged_as_family(unjudged)
     assert as_one.keys() == images.keys()
     excluded = sum(one.high <= 2 for one in as_one.values())
-    assert f"for {excluded} if corrected over all {len(as_one)}" in readme
+    assert f"for {excluded} if corrected over all {len(as_one)}" in summary
     assert f"for {excluded} if they are corrected as one" in results
     families = [len(of) for name, of in swept.items()]
     assert f"three families of tests ({', '.join(map(str, families[:-1]))} and" in results
@@ -425,7 +462,7 @@ def test_the_sweeps_in_the_documents_match_the_leaderboard(findings: Findings, r
     assert f"FedAvg by up to {interval(images[lowest_at], -1)}" in results
 
 
-def test_the_results_in_the_readme_match_the_leaderboard(findings: Findings, readme: str) -> None:
+def test_the_results_in_the_summary_match_the_leaderboard(findings: Findings, summary: str) -> None:
     named = {benchmark.name: benchmark for benchmark in findings.benchmarks}
     health, site, digits, hospitals, images, five = (
         findings.judged(named[name])
@@ -440,12 +477,11 @@ def test_the_results_in_the_readme_match_the_leaderboard(findings: Findings, rea
         math.ceil(10 * max(ends)) / 10
         for ends in zip(*((-one.low, one.high) for one in both), strict=True)
     )
-    assert f"a loss of more than {number(loss)} or a gain of more than {number(gain)} po" in readme
+    assert f"a loss of more than {number(loss)} or a gain of more than {number(gain)} po" in summary
     by_place = findings.judged_secondary(named["randhie-site"])
     worst = interval(by_place["worst domain", "afl"])
     average = interval(by_place["average", "afl"], -1, "")
-    page = (EXPERIMENTS.parent / "docs/results.md").read_text(encoding="utf-8")
-    results = " ".join(page.split())
+    results = words_of("experiments/results.md")
     assert f"AFL gains {worst}, and its average loses {average}" in results
     fedavg = {name: outcome(findings.judged(b)["fedavg"]) for name, b in named.items()}
     assert "better" not in fedavg.values()
@@ -459,15 +495,15 @@ def test_the_results_in_the_readme_match_the_leaderboard(findings: Findings, rea
     assert {*others["heart-disease"]} == {-1}
     assert {*others["uci-digits"]} == {0}
     assert not any(1 in signs for name, signs in others.items() if name != "digit-five")
-    assert f"end: {interval(digits['fedheal'])} on the UCI digits" in readme
+    assert f"end: {interval(digits['fedheal'])} on the UCI digits" in summary
     gsam = [interval(judged["gsam+fedism"], unit="") for judged in (images, five)]
     assert (
         f"gains {interval(digits['gsam+fedism'])} on the UCI digits, {gsam[0]} on Digits and "
-        f"{gsam[1]} on Digit-Five" in readme
+        f"{gsam[1]} on Digit-Five" in summary
     )
     gain = interval(images["scaffold+uniform"], unit="")
     loss = interval(five["scaffold+uniform"], -1, unit="")
-    assert f"uniform weights gains {gain} on Digits and loses {loss} on Digit-Five" in readme
+    assert f"uniform weights gains {gain} on Digits and loses {loss} on Digit-Five" in summary
     for name in ("digits", "digit-five"):
         average = mean(map(mean, findings.accuracies(named[name])["fedavg"].values()))
         assert f"FedAvg averages {number(average)} % over the domains" in results
@@ -475,10 +511,9 @@ def test_the_results_in_the_readme_match_the_leaderboard(findings: Findings, rea
 
 
 def test_the_conclusions_over_benchmarks_match_the_leaderboard(
-    findings: Findings, readme: str
+    findings: Findings, summary: str
 ) -> None:
-    page = (EXPERIMENTS.parent / "docs/results.md").read_text(encoding="utf-8")
-    results = " ".join(page.split())
+    results = words_of("experiments/results.md")
     assert (len(findings.benchmarks), len(findings.sources)) == (7, 5)
     judged = findings.judged_over_benchmarks
     by_conclusion = {
@@ -494,14 +529,14 @@ def test_the_conclusions_over_benchmarks_match_the_leaderboard(
     assert max(judged, key=lambda method: judged[method].detectable) == "scaffold+uniform"
     highest = max(judged, key=lambda method: judged[method].high)
     assert highest == "scaffold+uniform"
-    assert f"limit of an interval is {number(judged[highest].high)} points (SCAFFOLD)" in readme
+    assert f"limit of an interval is {number(judged[highest].high)} points (SCAFFOLD)" in summary
     ranked = ranks({"uniform": [0.0] * 5, **findings.over_sources()})
     mine, count = ranked.mean["uniform"], len(ranked.mean)
     assert ranked.critical > max(mine - 1, count - mine)
     assert f"differ (Friedman, p = {format_number(ranked.p, 3)}); with five data sets" in results
     low = judged["fedavg"]
     largest, lowest = interval(judged["gsam+fedism"]), f"{signed_number(low.mean)} {bounds(low)}"
-    assert f"the largest, {largest}, and FedAvg the smallest, {lowest}" in readme
+    assert f"the largest, {largest}, and FedAvg the smallest, {lowest}" in summary
     by_model = findings.over_by_mixed_model
     assert not any(one.sign for one in by_model.values())
     more = {method for method, one in by_model.items() if one.equivalent}
@@ -710,9 +745,8 @@ def test_documented_intervals_are_among_the_computed_ones(findings: Findings) ->
         for way, ends in ((1, (d.low, d.high)), (-1, (d.high, d.low)))
         for digits in (1, 2)
     }
-    for name in ("docs/results.md", "docs/what-holds.md", "README.md"):
-        text = (EXPERIMENTS.parent / name).read_text(encoding="utf-8")
-        for mean_of, ends in INTERVAL.findall(" ".join(text.split())):
+    for name in ("docs/results.md", "docs/what-holds.md", "experiments/results.md"):
+        for mean_of, ends in INTERVAL.findall(words_of(name)):
             assert (mean_of, *ends.split(", ")) in known, f"{name}: {mean_of} [{ends}]"
 
 
@@ -756,8 +790,8 @@ def test_what_is_said_of_other_tasks_follows_from_their_runs() -> None:
     assert {("segmentation", "fedheal"), ("next-token", "gsam+fedism")} < shown["worse"]
 
 
-def test_the_sentence_on_other_tasks_in_the_readme_matches(readme: str) -> None:
-    assert f"{tasks.sentence()} ([tasks](experiments/tasks.md))" in " ".join(readme.split())
+def test_the_sentence_on_other_tasks_in_the_summary_matches(summary: str) -> None:
+    assert f"{tasks.sentence()} ([tasks](../experiments/tasks.md))" in summary
 
 
 def test_no_summary_contains_an_absolute_path() -> None:

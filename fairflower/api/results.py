@@ -117,10 +117,10 @@ class Results(Sequence["Result"]):
     def plot(self, figure: str = "average") -> Figure:
         """Draw a figure from the report.
 
-        ``figure`` is ``"average"``, ``"worst"`` or ``"std"`` (over rounds), ``"bars"``,
-        ``"domains"``, or another name that is available for these runs. Raises ``ConfigError`` if
-        the name is unknown (the error lists all names), or if runs have different sets of domains
-        or primary scores.
+        ``figure`` is ``"average"``, ``"worst"`` or ``"std"`` (over rounds), ``"differences"``,
+        ``"bars"``, ``"domains"``, or another name that is available for these runs. Raises
+        ``ConfigError`` if the name is unknown (the error lists all names), or if runs have
+        different sets of domains or primary scores.
         """
         from fairflower.report.figures.comparison import plot
 

@@ -299,6 +299,7 @@ def write_report(runs: Sequence[Run] | Analysis, out: str | Path, *, pdf: bool =
     drawn = [
         figures.draw(
             chapter.comparison,
+            chapter.contrasts,
             out / "figures",
             f"{i}-" if len(chapters) > 1 else "",
             analysis.tuned,

@@ -19,7 +19,7 @@ from run_folders import (
 
 from fairflower.report import methods, read_run, read_summary, write_report, write_summary
 from fairflower.report.analysis import analyze
-from fairflower.report.contrasts import against_plain
+from fairflower.report.contrasts import against_plain, contrasts_of
 from fairflower.report.figures.comparison import _sketches
 from fairflower.report.methods import group_runs
 from fairflower.report.notes import notes
@@ -116,7 +116,8 @@ def test_captions_on_clients_without_tests_name_validation_examples(tmp_path: Pa
     edit("history.csv", ",client,", ",client-validation,")(own)
     with (own / "history.csv").open("a") as file:
         file.writelines(f"6,client-validation,{k},personal_accuracy,0.{k}\n" for k in range(4))
-    drafts = {draft.name: draft for draft in _sketches(group_runs([read_run(own)])[0])}
+    (comparison,) = group_runs([read_run(own)])
+    drafts = {d.name: d for d in _sketches(comparison, contrasts_of(comparison))}
     assert "a client on its own validation data" in drafts["clients"].caption
     text = tables_of(own).text
     assert text.count("Each client tests its personal model on its own validation data") == 2

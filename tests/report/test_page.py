@@ -34,6 +34,7 @@ from run_folders import (
 from fairflower.config import RunConfig
 from fairflower.config.run import execution_keys
 from fairflower.config.text import flatten_tables
+from fairflower.errors import ConfigError
 from fairflower.report import (
     read_run,
     read_summary,
@@ -42,6 +43,7 @@ from fairflower.report import (
     write_summary,
 )
 from fairflower.report.cells import DASH
+from fairflower.report.contrasts import contrasts_of
 from fairflower.report.figures import canvas
 from fairflower.report.figures.comparison import draw, plot
 from fairflower.report.methods import group_runs
@@ -112,7 +114,7 @@ def test_the_page_is_accessible_and_has_a_dark_mode(hostile: Path) -> None:
     assert "prefers-color-scheme: dark" in text
     assert "@media print" in text
     figures = [attrs for tag, attrs in page.tags if tag == "svg"]
-    assert len(figures) == 10
+    assert len(figures) == 11
     assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in figures)
     assert 'style="fill: currentColor' in text.replace("text-anchor: middle; ", "")
     levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch(r"h[1-6]", tag)]
@@ -125,8 +127,8 @@ def test_the_page_is_accessible_and_has_a_dark_mode(hostile: Path) -> None:
 @pytest.mark.slow
 def test_figures_are_written_as_valid_png_and_svg_files(hostile: Path) -> None:
     files = {path.name for path in (hostile / "figures").iterdir()}
-    names = {"average", "worst", "std", "bars", "clients", "domains", "client-weights",
-             "client-distance", "pairs-cosine-i", "round-kept"}  # fmt: skip
+    names = {"average", "worst", "std", "differences", "bars", "clients", "domains",
+             "client-weights", "client-distance", "pairs-cosine-i", "round-kept"}  # fmt: skip
     assert files == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     for path in (hostile / "figures").iterdir():
         if path.suffix == ".svg":
@@ -163,7 +165,9 @@ def test_same_runs_give_the_same_report(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("drawn_once")
 def test_figure_titles_name_means_over_rounds(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "r", rising(0.5, rounds=4)))
-    titles = [drawn.title for drawn in draw(group_runs([run])[0], tmp_path / "figures")]
+    (comparison,) = group_runs([run])
+    drawn = draw(comparison, contrasts_of(comparison), tmp_path / "figures")
+    titles = [figure.title for figure in drawn]
     assert "Accuracy per domain, mean of all 3 tested rounds (1 to 3)" in titles
     assert not any("Final" in title for title in titles)
 
@@ -184,6 +188,28 @@ def test_clients_that_only_some_runs_have_are_drawn_once(tmp_path: Path) -> None
     (comparison,) = group_runs(map(read_run, folders))
     (points,) = plot(comparison, "clients").axes[0].collections
     assert sorted(points.get_offsets()[:, 1].tolist()) == pytest.approx([20, 20, 70])
+
+
+def test_differences_are_drawn_from_uniform_weights_with_their_intervals(tmp_path: Path) -> None:
+    finals = {"fedavg": [0.50, 0.55], "uniform": [0.60, 0.61], "fedheal": [0.70, 0.75]}
+    folders = [
+        make_run(tmp_path / f"{name}-{seed}", rising(final), strategy=name, label=name, seed=seed)
+        for name, of_seeds in finals.items()
+        for seed, final in enumerate(of_seeds)
+    ]
+    (comparison,) = group_runs(map(read_run, folders))
+    worst, _, average = plot(comparison, "differences").axes
+    assert [label.get_text() for label in worst.get_yticklabels()] == ["fedavg", "fedheal"]
+    by_name = {m.name: [run.final() for run in m.runs] for m in comparison.methods}
+    for panel, summary in ((worst, min), (average, np.mean)):
+        drawn = [float(container[0].get_xdata()[0]) for container in panel.containers]
+        value = {name: np.mean([summary(v) for v in of]) for name, of in by_name.items()}
+        expected = [100 * (value[name] - value["uniform"]) for name in ("fedavg", "fedheal")]
+        assert drawn == pytest.approx(expected)
+    assert "(right is better)" in worst.get_xlabel()
+    (alone,) = group_runs(map(read_run, folders[:2]))
+    with pytest.raises(ConfigError, match="differences"):
+        plot(alone, "differences")
 
 
 def test_more_methods_than_colors_are_told_apart(tmp_path: Path) -> None:

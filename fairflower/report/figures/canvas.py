@@ -85,6 +85,8 @@ class PageFigure(NamedTuple):
     caption: str
     svg: str
     wide: bool
+    #: Whether it stands above the tables.
+    first: bool
 
 
 class FigureDraft(NamedTuple):
@@ -288,7 +290,8 @@ def _saved(sketch: FigureDraft, folder: Path, prefix: str, pdf: bool) -> PageFig
         sketch.figure.savefig(printed, metadata={"CreationDate": None})
     wide = sketch.figure.get_figwidth() > HALF
     inline = _inline(text, path.name, sketch.alt)
-    return PageFigure(path.name, sketch.title, sketch.caption, inline, wide)
+    first = sketch.name == "differences"
+    return PageFigure(path.name, sketch.title, sketch.caption, inline, wide, first)
 
 
 def _inline(svg: str, name: str, alt: str) -> str:

@@ -15,10 +15,10 @@ from fairflower.config.text import counted, unknown
 from fairflower.errors import ConfigError
 from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import DIFFERENCES
-from fairflower.numerics.metrics import Summary, over_domains
+from fairflower.numerics.metrics import AVG, Summary, over_domains
 from fairflower.numerics.scores import ACCURACY
 from fairflower.report.cells import capitalized, format_number
-from fairflower.report.contrasts import fairness
+from fairflower.report.contrasts import TITLES, Contrasts, contrasts_of, fairness, signed
 from fairflower.report.figures import canvas, diagnostics, examples
 from fairflower.report.figures.canvas import (
     FigureDraft,
@@ -51,13 +51,14 @@ _MIN_ROUNDS_TO_ZOOM = 8
 
 def draw(
     comparison: Comparison,
+    contrasts: Sequence[Contrasts],
     folder: Path,
     prefix: str = "",
     tuned: Sequence[Tuned] = (),
     pdf: bool = False,
 ) -> list[PageFigure]:
     """Draw every figure and save it as ``folder/<prefix><name>.png``, ``.svg`` and maybe PDF."""
-    sketches = chain(_sketches(comparison), sketches_of_trials(tuned))
+    sketches = chain(_sketches(comparison, contrasts), sketches_of_trials(tuned))
     return canvas.save(sketches, folder, prefix, pdf)
 
 
@@ -65,14 +66,14 @@ def plot(comparison: Comparison, name: str) -> Figure:
     """Return a figure by name. Raises ``ConfigError`` if `draw` saves no figure with this name."""
     names = []
     with canvas.styled():
-        for sketch in _sketches(comparison):
+        for sketch in _sketches(comparison, contrasts_of(comparison)):
             if sketch.name == name:
                 return sketch.figure
             names.append(sketch.name)
     raise ConfigError(unknown("figure", name, names))
 
 
-def _sketches(comparison: Comparison) -> Iterator[FigureDraft]:
+def _sketches(comparison: Comparison, contrasts: Sequence[Contrasts]) -> Iterator[FigureDraft]:
     fedavg = next((m.name for m in comparison.methods if m.strategy == "fedavg"), None)
     styles = canvas.line_styles([m.name for m in comparison.methods], canvas.METHOD_COLORS, fedavg)
     average, worst, spread, _ = over_domains(comparison.score)
@@ -81,6 +82,7 @@ def _sketches(comparison: Comparison) -> Iterator[FigureDraft]:
         ("worst", "Worst domain over rounds", worst),
         ("std", "Spread across domains over rounds", spread),
     )
+    yield from _differences(comparison, contrasts[0], styles)
     furthest = max(comparison.methods, key=lambda m: m.runs[0].last_round).runs[0].rounds
     half = furthest[-1] / 2 if len(furthest) >= _MIN_ROUNDS_TO_ZOOM else None
     for name, title, row in over_rounds:
@@ -97,6 +99,46 @@ def _sketches(comparison: Comparison) -> Iterator[FigureDraft]:
     yield from sketches_of_products(comparison)
     yield from sketches_of_sweeps(comparison, styles)
     yield from diagnostics.sketches(comparison, styles)
+
+
+def _differences(
+    comparison: Comparison, contrasts: Contrasts, styles: LineStyles
+) -> Iterator[FigureDraft]:
+    """Draw the methods' differences from uniform weights (or FedAvg) with their intervals."""
+    by_method = contrasts.against_baselines
+    headings = [heading for of_method in by_method.values() for heading in of_method]
+    if not headings:
+        return
+    reference = max(headings, key=[TITLES[name] for name in BASELINES].index)
+    found = {name: of[reference] for name, of in by_method.items() if reference in of}
+    titles = [m.title for m in contrasts.measure.metrics if len(comparison.domains) > 1] or [
+        AVG.title
+    ]
+    sheet, axes = panels(1, len(titles), canvas.FULL, 1.1 + 0.3 * len(found), sharey=True)
+    alt_parts = []
+    for panel, title in zip(axes.flat, titles, strict=True):
+        for place, (name, contrast) in enumerate(found.items()):
+            one = contrast[title]
+            mean, low, high = one.difference.mean, one.difference.low, one.difference.high
+            style = {"color": styles[name].color, "capsize": 3, "markersize": 6}
+            ends = [[mean - low], [high - mean]] if high - low < one.metric.largest else None
+            panel.errorbar([mean], [place], xerr=ends, fmt="o", **style)
+            alt_parts.append(f"{name} {title} {signed(one.difference)}")
+        panel.axvline(0, color=canvas.INK, linewidth=0.8)
+        if margin := np.nan_to_num(one.difference.margin):
+            panel.axvspan(-margin, margin, color=canvas.GRAY, alpha=0.15, linewidth=0)
+        unit = f", {one.metric.points}" if one.metric.points else ""
+        better = "right" if one.metric.better > 0 else "left"
+        panel.set_xlabel(f"{title} minus that of {reference}{unit} ({better} is better)")
+    axes[0, 0].set_yticks(range(len(found)), list(found))
+    axes[0, 0].set_ylim(len(found) - 0.4, -0.6)
+    yield FigureDraft(
+        "differences",
+        sheet,
+        f"Differences from {reference}, {comparison.span()}",
+        "Dot: mean over pairs; line: simultaneous 95 % interval; gray: margin of equivalence.",
+        f"Differences from {reference}: {'; '.join(alt_parts)}.",
+    )
 
 
 def _over_rounds(
