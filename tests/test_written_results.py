@@ -41,6 +41,7 @@ from fairflower.statistics import differences as paired_differences
 SUMMARIES = (
     *("heart-disease", "fisher-readings-office", "fisher-readings-digits"),
     *("gsam-uci-digits", "gsam-digits", "references-heart-disease"),
+    "references-uci-digits",
 )
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -748,6 +749,35 @@ def test_documented_intervals_are_among_the_computed_ones(findings: Findings) ->
     for name in ("docs/results.md", "docs/what-holds.md", "experiments/results.md"):
         for mean_of, ends in INTERVAL.findall(words_of(name)):
             assert (mean_of, *ends.split(", ")) in known, f"{name}: {mean_of} [{ends}]"
+
+
+def test_who_gains_from_taking_part_follows_from_the_runs() -> None:
+    """The domains that are shown to gain (+) or lose (-) against each reference, by method."""
+    shown: dict[tuple[str, str, str], str] = {}
+    for data in ("uci-digits", "heart-disease"):
+        for group in chapter_of(f"references-{data}").gains:
+            for method, contrast in group.contrasts.items():
+                if contrast.measure.name == "by domain":
+                    signs = "".join("-=+"[1 + one.sign] for one in contrast.by_metric)
+                    shown[data, group.heading, method] = signs
+    # plain, inverted, rotated and printed; Cleveland, Hungary, Switzerland and Long Beach
+    assert shown == {
+        **{("uci-digits", "alone", m): "+=++" for m in ("fedavg", "uniform", "fedheal")},
+        **{("uci-digits", "pooled", m): "=---" for m in ("fedavg", "uniform", "fedheal")},
+        ("uci-digits", "alone", "pooled"): "++++",
+        **{("heart-disease", "alone", m): "=+-=" for m in ("fedavg", "fedheal")},
+        ("heart-disease", "alone", "uniform"): "++-=",
+        ("heart-disease", "alone", "pooled"): "-=--",
+        **{("heart-disease", "pooled", m): "++=+" for m in ("uniform", "fedheal")},
+        ("heart-disease", "pooled", "fedavg"): "++==",
+    }
+
+
+def test_the_digits_with_references_are_the_readmes_first_table(readme: str) -> None:
+    for method in chapter_of("references-uci-digits").comparison.methods:
+        accuracies = zip(*(run.final() for run in method.runs), strict=True)
+        row = [method.name, *(f"{100 * mean(values):.2f}" for values in accuracies)]
+        assert (" ".join(row) in readme) != bool(method.reference)
 
 
 def test_all_runs_on_other_tasks_are_those_of_their_design() -> None:

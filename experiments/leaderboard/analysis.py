@@ -18,6 +18,7 @@ from experiments.leaderboard.points import LR
 from experiments.leaderboard.stages import Stages
 from fairflower.numerics.metrics import AVG, MIN, STD0, WORST_HALF, Summary
 from fairflower.numerics.scores import ACCURACY
+from fairflower.registry import REFERENCES
 from fairflower.server.history import WINDOW
 from fairflower.statistics import (
     MIN_PAIRS,
@@ -203,6 +204,19 @@ class Findings:
         measures = secondary(self.design, self.domains(benchmark))
         return self._judged(self.accuracies(benchmark), measures, benchmark.overlap)
 
+    def of_references(self, benchmark: Benchmark) -> dict[tuple[str, str], float]:
+        """Return the mean differences of ``alone`` and ``pooled``, by metric and reference.
+
+        They belong to no family: a reference does not compete with the methods.
+        """
+        accuracies, other = self.accuracies(benchmark), self.design.reference
+        return {
+            (metric.title, name): fmean(pairs)
+            for metric in (primary(self.design), *secondary(self.design, self.domains(benchmark)))
+            for name, pairs in _pairs(accuracies, metric, other).items()
+            if name in REFERENCES
+        }
+
     def against(
         self, benchmark: Benchmark, method: str, other: str, metric: Summary | None = None
     ) -> Difference | None:
@@ -299,6 +313,7 @@ class Findings:
     ) -> dict[tuple[str, str], Difference]:
         """Return differences by metric and method, with variances moderated across methods."""
         alone = {}
+        accuracies = {name: a for name, a in accuracies.items() if name not in REFERENCES}
         examples = examples_tested(accuracies)
         for metric in metrics:
             pairs = _pairs(accuracies, metric, other)

@@ -9,23 +9,25 @@ from typing import Annotated, Any
 
 from fairflower.arguments import Count, Range, conform
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
+from fairflower.config.run import COMPARED_TABLES
 from fairflower.config.text import flatten_tables, is_argument, names_in, read_tables, unknown
 from fairflower.errors import ConfigError, quoted
-from fairflower.plans.plan import grid_configs, parse_seeds
+from fairflower.plans.plan import grid_configs, parse_seeds, references_named
+from fairflower.registry import REFERENCES
 
 #: Types of the file's keys, by table.
 _TRIED = Annotated[int, Range(1, 4096)]
 _POINTS = Annotated[float, Range(0, 100)]
 _NUMBERS = str | int  # "0-4", or a single number
 #: Keys whose values are lists: text with commas, or a list of TOML.
-_LISTS = ("screened", "confirmed", "methods", "tuned-on", "federations")
+_LISTS = ("screened", "confirmed", "methods", "references", "tuned-on", "federations")
 _REQUIRED: Mapping[str, Any] = {
     **{"results": str, "reference": str, "screened": str, "confirmed": str},
     **{"points": _TRIED, "again": _TRIED, "scrambling": Count},
     **{"tuned-on": _NUMBERS, "federations": _NUMBERS},
 }
 _PROTOCOL: Mapping[str, Any] = {
-    **_REQUIRED,
+    **{**_REQUIRED, "references": str},
     **{"margin": _POINTS, "margin-average": _POINTS, "margin-std": _POINTS},
 }
 _BENCHMARK: Mapping[str, Any] = {
@@ -63,7 +65,7 @@ class Benchmark:
 
     name: str
     settings: Mapping[str, Any]  # run config keys
-    confirmed: tuple[str, ...]  # methods
+    confirmed: tuple[str, ...]  # methods; last ``alone`` and ``pooled``, which are not judged
     federations: tuple[int, ...]
     #: Ratio of test examples to training examples in a federation, if federations are redrawn from
     #: the same examples (Nadeau and Bengio 2003). 0 if federations hardly overlap, or if claims are
@@ -130,6 +132,7 @@ class Design:
                 f"{path}: [protocol] lacks {', '.join(missing)}. Add every missing key; "
                 "experiments/leaderboard.toml is an example."
             )
+        _methods(path, protocol["reference"])
         tuned_on = _federations(path, "tuned-on", protocol["tuned-on"])
         benchmarks = [
             _benchmark(path, name, protocol, common, table, given or {})
@@ -157,6 +160,8 @@ class Design:
         """Return the config of a run; ``settings`` are run config keys, arguments among them."""
         client, strategy = parse_method(method)
         flat: dict[str, Any] = {**benchmark.settings, "seed": federation, "data.seed": federation}
+        if method in REFERENCES:  # as in `Plan.grid`
+            flat = {k: v for k, v in flat.items() if not k.startswith(COMPARED_TABLES)}
         # `grid_configs` gives the arguments in its first mapping only to the method named there.
         arguments = {k: v for k, v in settings.items() if is_argument(k)}
         others = {k: v for k, v in settings.items() if k not in arguments}
@@ -263,8 +268,14 @@ def _methods(path: Path, text: str) -> tuple[str, ...]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"{path}: method {twice[0]!r} is listed twice. Remove the second entry.")
     for name in names:
-        for choice in parse_method(name):
-            choice.check()
+        client, strategy = parse_method(name)
+        client.check()
+        strategy.check()
+        if strategy.name in REFERENCES:
+            raise ConfigError(
+                f"{path}: method {name!r} is a reference, which is not compared with the others. "
+                f'Move it to references = "{strategy.name}" in [protocol].'
+            )
     return names
 
 
@@ -298,11 +309,13 @@ def _benchmark(
     """
     about = {key: table[key] for key in _BENCHMARK if key in table}
     about = _checked(f"{path}: [benchmarks.{name}]", about, _BENCHMARK)
+    confirmed = _methods(path, about.get("confirmed", protocol["confirmed"]))
+    references = references_named(protocol.get("references") or None, dashes=f"{path}: ")
     own = {key: value for key, value in table.items() if key not in about}
     return Benchmark(
         name=name,
         settings={**flatten_tables(common), **flatten_tables(own), **given},
-        confirmed=_methods(path, about.get("confirmed", protocol["confirmed"])),
+        confirmed=(*confirmed, *references),
         federations=_federations(path, name, about.get("federations", protocol["federations"])),
         overlap=float(about.get("overlap", 0.0)),
         same_data=about.get("same-data", ""),

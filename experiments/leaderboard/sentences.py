@@ -11,6 +11,7 @@ from experiments.leaderboard.analysis import Findings
 from experiments.leaderboard.benchmarks import ranks
 from experiments.leaderboard.design import Benchmark, Sweep
 from fairflower.config.text import counted, join_words
+from fairflower.registry import REFERENCES
 from fairflower.report.cells import FEW_PAIRS, format_interval, format_number, within_range
 from fairflower.statistics import LEVEL, MIN_PAIRS, Difference
 
@@ -214,7 +215,7 @@ def _over_all(findings: Findings) -> Iterator[str]:
     judged = findings.judged_over_benchmarks
     confirmed = chain.from_iterable(b.confirmed for b in findings.design.benchmarks)
     for method in dict.fromkeys(confirmed):
-        if method not in judged and method != reference:
+        if method not in judged and method not in (reference, *REFERENCES):
             yield f"Over {over}, {method} is not compared, because a benchmark does not judge it."
     yield (
         f"Over {over}, the mean gain over {reference} on the worst half: {_count_by_kind(judged)}; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from itertools import chain
 
@@ -18,6 +19,7 @@ from experiments.leaderboard.sentences import (
     unchanged_by_reference,
 )
 from fairflower.config.text import join_words
+from fairflower.registry import REFERENCES
 from fairflower.report.cells import (
     DASH,
     MARKS,
@@ -104,21 +106,32 @@ def _over_all_table(findings: Findings) -> Table:
 def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
     metric, reference = primary(findings.design), findings.design.reference
     first, others = findings.judged(benchmark), findings.judged_secondary(benchmark)
+    beside = findings.of_references(benchmark)
     better = {m.title: m.better for m in secondary(findings.design, findings.domains(benchmark))}
     chosen = {row.method: row.settings for row in findings.rows[benchmark.name]}
     accuracies = findings.accuracies(benchmark)
     values = {m: [metric(a) for a in by_f.values()] for m, by_f in accuracies.items()}
     rows = []
-    for method in sorted(values, key=lambda name: -sum(values[name]) / len(values[name])):
+    means = {method: sum(of) / len(of) for method, of in values.items()}
+    order = {method: -means[method] if method not in REFERENCES else math.inf for method in means}
+    for method in sorted(values, key=order.__getitem__):
         difference = first.get(method)
         estimate = MeanStd.of(values[method])
-        cells = [
-            Cell(format_number(estimate.mean), format_std(estimate.std, estimate.n)),
-            _difference(difference),
-        ]
-        cells += [Cell(conclusion(difference) if difference else "reference")]
-        cells += [_difference(others.get((title, method)), sign) for title, sign in better.items()]
+        cells = [Cell(format_number(estimate.mean), format_std(estimate.std, estimate.n))]
+        if method in REFERENCES:
+            gains = [beside.get((title, method), math.nan) for title in (metric.title, *better)]
+            cells += [Cell(format_number(gain, signed=True)) for gain in gains]
+            cells.insert(2, Cell("not judged"))
+        else:
+            cells += [_difference(difference)]
+            cells += [Cell(conclusion(difference) if difference else "reference")]
+            cells += [_difference(others.get((title, method)), s) for title, s in better.items()]
         rows.append(Row(method, chosen[method], cells))
+    unjudged = (
+        f" {' and '.join(names).capitalize()}: mean differences, not judged."
+        if (names := [method for method in values if method in REFERENCES])
+        else ""
+    )
     made = len(findings.rows[benchmark.name])
     hours = findings.hours(benchmark)
     processors = sorted({row.processor for row in findings.rows[benchmark.name]} - {""})
@@ -141,7 +154,7 @@ def _benchmark(findings: Findings, benchmark: Benchmark) -> Table:
         "points with simultaneous 95 % intervals (the worst half is one family, all other metrics "
         f"are another). {_MARKS} A lower STD can come from losses of the best domains: see the "
         "average, too. Below each name: settings chosen on validation examples."
-        f"{redrawn} {made} runs on {join_words(processors)}; with all trials they took "
+        f"{unjudged}{redrawn} {made} runs on {join_words(processors)}; with all trials they took "
         f"{format_number(hours, 1)} hours, each on one core beside others.{mixed}",
         [metric.title, f"against {reference}", "conclusion", *better],
         [Group("", rows)],

@@ -42,8 +42,7 @@ _LISTS: dict[str, tuple[str, type[Spec]]] = {
 @friendly_errors(extra="")
 def list_(
     what: Annotated[
-        str,
-        typer.Argument(help=f"What to list: {', '.join(_LISTS)}, settings or all."),
+        str, typer.Argument(help=f"What to list: {', '.join(_LISTS)}, settings or all.")
     ] = "all",
 ) -> None:
     """List methods, data sets, models, settings and more, with their papers and arguments.

@@ -17,8 +17,7 @@ from fairflower.config.text import is_argument, parse_assignments, parse_float, 
 from fairflower.errors import ConfigError
 
 Client = Annotated[
-    str | None,
-    typer.Option(help="How clients train (client.name), for example fedprox:mu=0.1."),
+    str | None, typer.Option(help="How clients train (client.name), for example fedprox:mu=0.1.")
 ]
 Clients = Annotated[
     str | None,

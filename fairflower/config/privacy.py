@@ -62,8 +62,7 @@ class PrivacyConfig:
         "Delta of the privacy guarantee; must be below 1 / number of clients.",
     ] = 1e-5
     max_epsilon: Annotated[
-        Amount,
-        "Privacy budget: the run ends before epsilon exceeds this limit. 0 means no limit.",
+        Amount, "Privacy budget: the run ends before epsilon exceeds this limit. 0 means no limit."
     ] = 0.0
     noise_seed: Annotated[
         Count,

@@ -75,8 +75,7 @@ class RunConfig:
         float, Range(above=0, high=1), "Fraction of the clients that train in each round."
     ] = 1.0
     min_clients: Annotated[
-        Count,
-        "Minimum number of valid replies per round. 0 means half of the selected clients.",
+        Count, "Minimum number of valid replies per round. 0 means half of the selected clients."
     ] = 0
     sites: Annotated[
         Count,

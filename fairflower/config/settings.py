@@ -114,8 +114,7 @@ class DataConfig:
     ] = 0
     augment: Annotated[bool, "Whether to apply the data set's augmentation during training."] = True
     test_examples: Annotated[
-        Count,
-        "Number of test examples per domain, drawn once at random (data.seed). 0 means all.",
+        Count, "Number of test examples per domain, drawn once at random (data.seed). 0 means all."
     ] = 0
     dirichlet_alpha: Annotated[
         float,
@@ -355,9 +354,7 @@ class CheckpointConfig:
     """Checkpoints for resuming stopped or killed runs."""
 
     every: Annotated[
-        Count,
-        EXECUTION,
-        "Number of rounds between two checkpoints. 0 disables checkpoints.",
+        Count, EXECUTION, "Number of rounds between two checkpoints. 0 disables checkpoints."
     ] = 1
     keep: Annotated[
         PositiveCount,

@@ -208,8 +208,7 @@ def _run_by_flower(
 
 @contextmanager
 def stop_on_interrupt(
-    say: Callable[[str], Any],
-    signals: Sequence[int] = (signal.SIGINT, signal.SIGTERM, *HANGUP),
+    say: Callable[[str], Any], signals: Sequence[int] = (signal.SIGINT, signal.SIGTERM, *HANGUP)
 ) -> Iterator[threading.Event]:
     """Yield an event that Ctrl-C, SIGTERM or SIGHUP sets; a second signal exits immediately.
 

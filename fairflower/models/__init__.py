@@ -420,11 +420,7 @@ def build(
 
 
 def _check_output(
-    chosen: ModelSpec,
-    model: Model,
-    output: tuple[int, ...],
-    shape: tuple[int, ...],
-    task: Task,
+    chosen: ModelSpec, model: Model, output: tuple[int, ...], shape: tuple[int, ...], task: Task
 ) -> None:
     """Raise ``ConfigError`` if a network's output for two examples does not fit the task."""
     start, x = f"model.name = {chosen.name!r}: {type(model).__name__}", _two_examples(shape)

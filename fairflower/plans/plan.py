@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fairflower.config import ClientConfig, DataConfig, RunConfig, StrategyConfig
 from fairflower.config.methods import Choice, DataSpec, MethodSpec
 from fairflower.config.run import COMPARED_TABLES, check_tuned, data_key, method_key
-from fairflower.config.text import (
-    argument_to_key,
-    counted,
-    is_argument,
-    key_to_argument,
-    names_in,
-)
+from fairflower.config.text import argument_to_key, counted, is_argument, key_to_argument, names_in
 from fairflower.errors import USER_ERRORS, ConfigError, quoted
 from fairflower.participation.availability import check_same_trace
 from fairflower.paths import file_name

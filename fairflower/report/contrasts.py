@@ -547,9 +547,10 @@ def verdicts(
     fair, *others = contrasts
     found = {
         "": [
-            fairness_verdict(comparison, method, fair.against_baselines[method.name])
+            fairness_verdict(comparison, method, against)
             for method in comparison.methods
-            if not method.reference
+            for against in [fair.against_baselines[method.name]]
+            if against or not (method.reference or method.only_tested)
         ]
     }
     for one in others:

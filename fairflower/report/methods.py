@@ -111,6 +111,11 @@ class Method:
         """The strategy's name if it is one of `REFERENCES`; else empty."""
         return self.strategy if self.strategy in REFERENCES else ""
 
+    @property
+    def only_tested(self) -> bool:
+        """Whether models were tested without training."""
+        return bool(self.config.get("evaluate.model"))
+
     @cached_property
     def client(self) -> str:
         """The client's name, with the arguments that differ from their defaults or were tuned.

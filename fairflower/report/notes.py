@@ -138,7 +138,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
     if any(best.values()):
         rounds = {name: join_words([*map(str, found)]) for name, found in best.items() if found}
         yield f"Best rounds on validation examples (checkpoint.best): {_values(rounds)}."
-    if all(method.strategy != "uniform" and not method.reference for method in methods):
+    if not any(m.strategy == "uniform" or m.reference or m.only_tested for m in methods):
         yield (
             "Uniform weights are not among the runs. They alone often explain much of "
             "a published gain over FedAvg."

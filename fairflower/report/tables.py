@@ -668,6 +668,8 @@ def _held_out_table(
         if adapted
         else f"Test {of_model}, {span}."
     )
+    own = any(method.reference == "alone" for row in rows for method in row.values())
+    what += " Alone: mean over the clients' own models." * own
     return metric_table(
         f"Leave one domain out{', with AdaBN' * adapted}: {score.title} on the held-out domain",
         f"{what} Each column shows runs without clients of this domain. Mean "

@@ -125,8 +125,8 @@ def tuning_tables(tuned: Sequence[Tuned]) -> list[Table]:
         return []
     ranges = Table(
         title="Ranges and chosen values",
-        caption="The paper's value is the default of the method's argument, or the training "
-        "setting.",
+        caption="The paper's value is the default of the method's argument, or the value of the "
+        "setting (train.lr, server.lr and others) without tuning.",
         columns=["range", "the paper's", "chosen"],
         groups=[
             Group(

@@ -51,10 +51,7 @@ class FedOMG(FairStrategy):
     keeps_agreement = False  # the step is 1 + kappa times as long as equal updates
 
     def __init__(
-        self,
-        *,
-        kappa: Annotated[float, Range(0, 1)] = 0.5,
-        **options: Unpack[Options],
+        self, *, kappa: Annotated[float, Range(0, 1)] = 0.5, **options: Unpack[Options]
     ) -> None:
         super().__init__(**options)
         self.kappa = kappa

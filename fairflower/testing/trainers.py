@@ -12,12 +12,7 @@ from fairflower.config import TrainConfig
 from fairflower.engines.inline import InlineGrid
 from fairflower.models import Classifier, trainable
 from fairflower.strategies import FairStrategy, FedEquilibria, FedHEAL, Uniform
-from fairflower.testing.failures import (
-    as_assertions,
-    check_arrays,
-    check_hooks,
-    check_ranges,
-)
+from fairflower.testing.failures import as_assertions, check_arrays, check_hooks, check_ranges
 from fairflower.testing.federations import (
     CLASSES,
     SETTINGS,

@@ -22,12 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairflower.models import trainable
 from fairflower.tasks import CLASSIFICATION, Task, task_of
-from fairflower.training.gradients import (
-    Batches,
-    batches_of,
-    checked_count,
-    gradients_of,
-)
+from fairflower.training.gradients import Batches, batches_of, checked_count, gradients_of
 from fairflower.training.modes import eval_mode, without_tf32
 
 #: Number of elements of a layer's per-sample gradients in memory: 1 MB fits in a CPU's cache.

@@ -101,6 +101,37 @@ def primary_of(results: Findings) -> object:
     return primary(results.design)
 
 
+def test_references_are_rows_of_their_own_and_change_nothing_else(tmp_path: Path) -> None:
+    gains = {"alone": -8.0, "uniform": 0.0, "fedheal": 5.0, "gsam+fedism": 0.0, "pooled": 9.0}
+    listed = FILE.replace("again = 2", 'again = 2\nreferences = "alone,pooled"')
+    results = findings(tmp_path, gains, 6, file=listed)
+    path = results.design.path
+    path.write_text(path.read_text().replace('references = "alone,pooled"', ""))
+    without = Findings(Stages(Design.read(path), results.stages.ledger))
+    assert sentences(results) == sentences(without)
+    shown, expected = tables(results), tables(without)
+    assert [table.title for table in shown] == [table.title for table in expected]
+    for table, other in zip(shown, expected, strict=True):
+        rows, others = table.groups[0].rows, other.groups[0].rows
+        assert [row for row in rows if row.name not in ("alone", "pooled")] == others
+        if table.title.endswith(", confirmed"):
+            assert rows[: len(others)] == others
+            assert table.caption.count(" Alone and pooled: mean differences, not judged.") == 1
+    for benchmark in results.design.benchmarks:
+        accuracies, beside = results.accuracies(benchmark), results.of_references(benchmark)
+        for name in ("alone", "pooled"):
+            differences = [
+                np.subtract(accuracies[name][f], accuracies["uniform"][f]) for f in range(6)
+            ]
+            expected_gain, _ = np.mean(differences, axis=0)
+            assert beside["worst half", name] == pytest.approx(expected_gain)
+            assert beside["a", name] == pytest.approx(expected_gain)
+            assert beside["average", name] == pytest.approx(np.mean(differences))
+    first = results.of_references(results.design.benchmarks[0])["worst half", "pooled"]
+    cells = next(row.cells for row in shown[1].groups[0].rows if row.name == "pooled")
+    assert [cell.text for cell in cells[1:3]] == [f"+{first:.2f}", "not judged"]
+
+
 def test_sentences_report_counts_and_the_largest_detectable_difference(tmp_path: Path) -> None:
     lines = sentences(findings(tmp_path / "few", federations=4))
     assert lines[0] == "plain: fewer than 5 federations so far, so there is no conclusion."

@@ -126,6 +126,9 @@ def test_a_design_is_read_from_its_file(file: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        ("margin = 3.0", 'references = "alon"', "references 'alon': expected alone or pooled, or"),
+        ('screened = "', 'screened = "alone,', "'alone' is a reference.* Move it to references = "),
+        ('reference = "uniform"', 'reference = "pooled"', "'pooled' is a reference, which is not"),
         ("points = 4", "poins = 4", "Unknown key 'poins'. Did you mean 'points'"),
         ("points = 4", "points = 0", "points = 0: expected a number in"),
         ("points = 4", "points = true", "points = True: expected a whole number"),
@@ -214,6 +217,29 @@ def test_toml_lists_and_comma_separated_texts_are_equivalent(file: Path) -> None
     written = written.replace('"100-101"', "[100, 101]").replace('"0-2"', "[0, 1, 2]")
     file.write_text(written.replace('"uniform,fedheal"', '["uniform", "fedheal"]'))
     assert str(Design.read(file)) == str(design)
+
+
+def test_references_have_the_methods_trials_and_none_of_their_bounds(file: Path) -> None:
+    given = {"bound.max-client-weight": 0.5, "server.optimizer": "adam", "strategy.name": "fedheal"}
+    before = Stages(Design.read(file, given), Ledger(file.with_suffix(".csv")))
+    file.write_text(FILE.replace("again = 2", 'again = 2\nreferences = ["alone", "pooled"]'))
+    stages = Stages(Design.read(file, given), before.ledger)
+    noisy = stages.benchmarks[1]
+    assert noisy.confirmed == ("uniform", "fedheal", "gsam+fedism", *REFERENCES)
+    counts = before.counts()
+    assert {place: runs - counts[place] for place, runs in stages.counts().items()} == {
+        **{(SCREENING, name): 2 * 4 for name in ("plain", "noisy")},
+        **{(FINALISTS, name): 2 * 2 for name in ("plain", "noisy")},
+        **{(CONFIRMATION, name): 2 * n for name, n in {"plain": 2, "noisy": 3}.items()},
+        **{(REFERENCE, name): 0 for name in ("plain", "noisy")},
+        (SWEEP, "plain"): 0,
+    }
+    for name in REFERENCES:
+        config = stages.design.config(noisy, name, 1)
+        assert (config.reference, config.client.name, config.seed) == (name, "sgd", 1)
+        assert (config.bound.max_client_weight, config.server.optimizer) == (1.0, "none")
+        assert stages.points(noisy, name) == [{LR: p[LR]} for p in stages.points(noisy, "fedavg")]
+    assert {run.key for run in before.planned()} <= {run.key for run in stages.planned()}
 
 
 def test_a_method_name_is_parsed_into_client_and_strategy() -> None:

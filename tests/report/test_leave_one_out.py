@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -225,6 +226,10 @@ def test_leave_one_domain_out_with_adabn_has_a_second_table(adapted, tmp_path):
     plain, second = analyze(runs).held_out_tables
     assert "AdaBN" not in plain.title
     assert "with AdaBN" in second.title
+    own = [replace(run, config={**run.config, "strategy.name": "alone"}) for run in runs]
+    said = " Alone: mean over the clients' own models. Each column"
+    for table, of_alone in zip((plain, second), analyze(own).held_out_tables, strict=True):
+        assert of_alone.caption == table.caption.replace(" Each column", said)
     (row,) = second.groups[0].rows
     accuracies = {run.held_out_domain: 100 * run.adapted.final()[0] for run in runs}
     expected = [accuracies[name] for name in second.columns[:2]]

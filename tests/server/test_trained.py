@@ -140,6 +140,8 @@ def test_exported_models_have_the_same_scores(kind, trained, tmp_path):
 def test_the_command_shows_a_row_beside_the_run(trained, tmp_path):
     output = call("evaluate", str(trained), "--output-dir", str(tmp_path))
     assert "tested without training" in output
+    assert "Uniform weights are not" not in output
+    assert "to compare with" not in output
     (path,) = tmp_path.iterdir()
     tables = printed_tables(trained, path)
     assert re.search(r"fedheal \d", tables)
