@@ -30,7 +30,7 @@ BUDGETS = {
     "participation": 320,
     "plans": 2080,
     "registry": 830,
-    "report": 6110,
+    "report": 6120,
     "secure": 1180,
     "server": 4390,
     "statistics": 410,
