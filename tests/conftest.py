@@ -27,7 +27,7 @@ from fairflower.numerics.threads import cpus
 settings.register_profile("quick", deadline=None, max_examples=25)
 settings.register_profile("nightly", deadline=None, max_examples=200)
 
-# Importing makes some million objects, none of which is garbage: searching for it would take a tenth
+# Importing makes a million objects, none of which is garbage: searching for it would take a tenth
 # of the time in which tests are collected.
 gc.disable()
 
