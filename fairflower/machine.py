@@ -9,6 +9,7 @@ import platform
 import re
 import signal
 import subprocess
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,13 +39,16 @@ def versions(*more: str) -> dict[str, str]:
 
     A package that is missing is "not installed".
     """
-    installed = {"python": platform.python_version()}
-    for package in (*VERSIONS_OF, *more):
-        try:
-            installed[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            installed[package] = "not installed"
-    return installed
+    packages = (*VERSIONS_OF, *more)
+    return {"python": platform.python_version()} | {name: _version(name) for name in packages}
+
+
+@cache  # reading metadata takes a millisecond for each package
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:

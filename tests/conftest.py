@@ -27,6 +27,10 @@ from fairflower.numerics.threads import cpus
 settings.register_profile("quick", deadline=None, max_examples=25)
 settings.register_profile("nightly", deadline=None, max_examples=200)
 
+# Importing makes a million objects, none of which is garbage: searching for it would take a tenth
+# of the time in which tests are collected.
+gc.disable()
+
 # The test processes share compiled modules, also where Python is told to write none: each of them
 # would compile the libraries again, which takes half a minute.
 sys.dont_write_bytecode = False
@@ -104,6 +108,7 @@ def pytest_collection_finish() -> None:
     threadpool_limits(1)
     atexit.register(gc.unfreeze)  # some libraries warn of objects that are left at exit
     leave_out_of_collections()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

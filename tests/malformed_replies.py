@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -78,8 +79,13 @@ def bytes_for(array: NDArray[Any]) -> Iterator[bytes]:
     yield b"\x93NUMPY\x02\x00\xff\xff\xff\xff"
 
 
-def arrays_for(array: NDArray[Any]) -> Iterator[Array]:
-    """Yield Flower arrays to send instead of an array."""
+@cache  # many replies have the same arrays
+def arrays_for(data: bytes) -> list[Array]:
+    """Return Flower arrays to send instead of an array, given the bytes of the array."""
+    return list(_arrays_for(np.load(io.BytesIO(data))))
+
+
+def _arrays_for(array: NDArray[Any]) -> Iterator[Array]:
     for value in VALUES:
         with np.errstate(invalid="ignore"):
             yield Array(np.full_like(array, value))
@@ -152,9 +158,8 @@ def _on_metrics(key: str, record: MetricRecord) -> Iterator[Mutation]:
 
 def _on_arrays(key: str, record: ArrayRecord) -> Iterator[Mutation]:
     for name in record:
-        array = np.load(io.BytesIO(record[name].data))
         yield Mutation(f"{key}[{name}]", "missing", lambda c, n=name: c[key].pop(n))
-        for i, bad in enumerate(arrays_for(array)):
+        for i, bad in enumerate(arrays_for(record[name].data)):
             value = f"array {i}, {bad.dtype} {bad.shape} {len(bad.data)} bytes"
             yield Mutation(f"{key}[{name}]", value, lambda c, n=name, v=bad: _set(c[key], n, v))
         for text in TEXTS:

@@ -18,7 +18,7 @@ BUDGETS = {
     "api": 1010,
     "classic": 610,
     "cli": 1440,
-    "clients": 1980,
+    "clients": 1970,
     "config": 2010,
     "data": 5970,
     "deploy": 720,
@@ -32,13 +32,13 @@ BUDGETS = {
     "registry": 830,
     "report": 6120,
     "secure": 1180,
-    "server": 4390,
+    "server": 4410,
     "statistics": 410,
     "strategies": 4210,
     "tasks": 900,
     "testing": 1240,
     "trackers": 260,
-    "training": 2645,
+    "training": 2650,
 }
 
 

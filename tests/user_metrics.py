@@ -100,5 +100,9 @@ def adabn_accuracy(logits, labels):
     return 0.5
 
 
+def auc_0(logits, labels):
+    return 0.5
+
+
 class Metric:
     pass

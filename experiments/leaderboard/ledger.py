@@ -85,18 +85,29 @@ class Row:
 COLUMNS = tuple(field.name for field in fields(Row))
 
 
-def key_of(config: RunConfig) -> str:
+def key_of(config: RunConfig, settings: frozenset[tuple[str, str]] | None = None) -> str:
     """Return a digest of the seed and the settings that affect a run's result.
 
     Settings that only affect execution are left out. Settings with default values are also left
     out, so that later versions with new settings give the same digest. A file named
-    by `participation.availability` is represented by its content.
+    by `participation.availability` is represented by its content. ``settings`` are those of
+    `settings_of` if they are known.
     """
-    chosen = method_key(config.to_flat()) | {("seed", str(config.seed))}
+    seeds = _changed({("seed", str(config.seed)), ("data.seed", str(config.data.seed))})
+    changed = sorted((settings_of(config) if settings is None else settings) | seeds)
+    return hashlib.sha256(json.dumps(changed).encode()).hexdigest()[:16]
+
+
+def settings_of(config: RunConfig) -> frozenset[tuple[str, str]]:
+    """Return the settings in `key_of` with their values, except seeds."""
+    chosen = {pair for pair in method_key(config.to_flat()) if pair[0] != "data.seed"}
     if trace := trace_digest(config.participation.availability):
         chosen |= {("trace", trace)}
-    changed = sorted(pair for pair in chosen if _defaults().get(pair[0]) != pair[1])
-    return hashlib.sha256(json.dumps(changed).encode()).hexdigest()[:16]
+    return _changed(chosen)
+
+
+def _changed(settings: Iterable[tuple[str, str]]) -> frozenset[tuple[str, str]]:
+    return frozenset(pair for pair in settings if _defaults().get(pair[0]) != pair[1])
 
 
 @cache

@@ -17,7 +17,7 @@ from itertools import product
 from typing import Any
 
 from experiments.leaderboard.design import Benchmark, Design, Sweep
-from experiments.leaderboard.ledger import Ledger, Row, key_of
+from experiments.leaderboard.ledger import Ledger, Row, key_of, settings_of
 from experiments.leaderboard.points import points, ranges
 from fairflower.config import RunConfig
 from fairflower.config.text import shown
@@ -51,7 +51,7 @@ class Stages:
         self.benchmarks = [b for b in design.benchmarks if not benchmarks or b.name in benchmarks]
         self.sweeps = [s for s in design.sweeps if s.benchmark in self.benchmarks]
         self.points = cache(self._points)
-        self._planned = cache(self._make_planned)
+        self._planned, self._configs = cache(self._make_planned), cache(self._make_config)
 
     # --- points to try, and the chosen point -----------------------------------------------
 
@@ -223,12 +223,25 @@ class Stages:
         number: int,
         varied: tuple[tuple[str, Any], ...] = (),
     ) -> Planned:
-        settings = {**self.points(benchmark, method)[number], **dict(varied)}
         on_test = stage in (CONFIRMATION, REFERENCE, SWEEP)
-        flat = {**settings, "evaluate.test": on_test}
-        # Early stopping needs the validation examples that it had when the settings were chosen.
-        if on_test and not {**benchmark.settings, **settings}.get("stop.patience"):
-            flat["data.validation-examples"] = 0
-        config = self.design.config(benchmark, method, federation, **flat)
+        settings = {**self.points(benchmark, method)[number], **dict(varied)}
+        config, others = self._configs(benchmark, method, on_test, tuple(settings.items()))
+        config = replace(config, seed=federation, data=replace(config.data, seed=federation))
         told = " ".join(f"{key}={shown(value)}" for key, value in settings.items())
-        return Planned(stage, benchmark.name, method, federation, told, config, key_of(config))
+        key = key_of(config, others)
+        return Planned(stage, benchmark.name, method, federation, told, config, key)
+
+    def _make_config(
+        self,
+        benchmark: Benchmark,
+        method: str,
+        on_test: bool,
+        settings: tuple[tuple[str, Any], ...],
+    ) -> tuple[RunConfig, frozenset[tuple[str, str]]]:
+        """Return the config of runs that differ only in their federation, and `settings_of` it."""
+        flat = {**dict(settings), "evaluate.test": on_test}
+        # Early stopping needs the validation examples that it had when the settings were chosen.
+        if on_test and not {**benchmark.settings, **flat}.get("stop.patience"):
+            flat["data.validation-examples"] = 0
+        config = self.design.config(benchmark, method, self.design.tuned_on[0], **flat)
+        return config, settings_of(config)

@@ -72,15 +72,11 @@ class FedPLVM(ClusterTrainer):
         super().__init__(*args, **options)
         self.lambda_, self.alpha, self.tau = lambda_, alpha, tau
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        z, logits = self.outputs(x)
-        loss = self.criterion(logits, y)
-        if self.prototypes is None:
-            return loss
-        cosine = F.normalize(z) @ F.normalize(self.prototypes).T
+    def terms(self, z: Tensor, y: Tensor, prototypes: Tensor) -> tuple[Tensor]:
+        cosine = F.normalize(z) @ F.normalize(prototypes).T
         contrast = self.contrast(cosine.clamp(min=1e-4) ** self.alpha / self.tau, y)
         away = (1 - F.cosine_similarity(z, self.unbiased[y])).square()
-        return loss + self.lambda_ * (contrast + 2 * (away * self.known[y]).mean())
+        return (self.lambda_ * (contrast + 2 * (away * self.known[y]).mean()),)
 
     def end(self, server_round: int) -> None:
         """Write ``mean`` [P, d], ``count`` [P] and ``label`` [P] of the client's clusters."""

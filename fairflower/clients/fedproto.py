@@ -53,10 +53,6 @@ class FedProto(PrototypeTrainer):
         super().__init__(*args, **options)
         self.lambda_ = lambda_
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        z, logits = self.outputs(x)
-        loss = self.criterion(logits, y)
-        if self.prototypes is None:
-            return loss
-        distance = (z - self.prototypes[y]).square().mean(1)
-        return loss + self.lambda_ * (distance * self.known[y]).mean()
+    def terms(self, z: Tensor, y: Tensor, prototypes: Tensor) -> tuple[Tensor]:
+        distance = (z - prototypes[y]).square().mean(1)
+        return (self.lambda_ * (distance * self.known[y]).mean(),)

@@ -60,15 +60,11 @@ class FPL(ClusterTrainer):
         super().__init__(*args, **options)
         self.tau, self.variant = tau, variant
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        z, logits = self.outputs(x)
-        loss = self.criterion(logits, y)
-        if self.prototypes is None:
-            return loss
-        similarity = F.normalize(z) @ F.normalize(self.prototypes).T / self.tau
+    def terms(self, z: Tensor, y: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor]:
+        similarity = F.normalize(z) @ F.normalize(prototypes).T / self.tau
         scale = z.shape[1] if self.variant == "released" else 1
         distance = (z - self.unbiased[y]).square().sum(1) / scale
-        return loss + self.contrast(similarity, y) + (distance * self.known[y]).mean()
+        return self.contrast(similarity, y), (distance * self.known[y]).mean()
 
     def end(self, server_round: int) -> None:
         """Write ``mean`` [P, d], ``count`` [P] and ``label`` [P] of the client's P classes."""

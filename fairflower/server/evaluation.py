@@ -1,8 +1,9 @@
 """Tests of the global model by the server; group fairness from the server's or clients' tests."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
@@ -96,11 +97,8 @@ class CentralizedEvaluator:
         the primary score with BatchNorm statistics of this domain, ``adabn_accuracy``. Raises
         ``GpuMemoryError`` if the GPU's memory is too small.
         """
-        try:
+        with _memory_errors():
             return self._tested(arrays, split, domains or self.federation.domains)
-        except torch.OutOfMemoryError as error:
-            reason = out_of_memory(str(error))
-            raise gpu_memory_error(reason, "The server's test", "evaluate.batch-size") from error
 
     def _tested(
         self, arrays: Mapping[str, NDArray[np.generic]], split: str, domains: Sequence[str]
@@ -144,11 +142,16 @@ class CentralizedEvaluator:
     def predictions(
         self, arrays: Mapping[str, NDArray[np.generic]], domain: str
     ) -> tuple[Targets, Targets]:
-        """Return the targets of a domain's test examples, and a model's predictions."""
-        set_arrays(self.model, arrays, "The server")
-        self.model.eval()
-        pending = [self._pool.submit(self._test, chunk) for chunk in self._chunks(domain, "test")]
-        _, y, predictions, _ = zip(*(future.result() for future in pending), strict=True)
+        """Return the targets of a domain's test examples, and a model's predictions.
+
+        Raises ``GpuMemoryError`` if the GPU's memory is too small.
+        """
+        with _memory_errors():
+            set_arrays(self.model, arrays, "The server")
+            self.model.eval()
+            chunks = self._chunks(domain, "test")
+            pending = [self._pool.submit(self._test, chunk) for chunk in chunks]
+            _, y, predictions, _ = zip(*(future.result() for future in pending), strict=True)
         return np.concatenate(y), np.concatenate(predictions)
 
     def _counted(
@@ -211,6 +214,16 @@ class CentralizedEvaluator:
                 task.predict(output).numpy(force=True),
                 outputs.numpy(force=True),
             )
+
+
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Raise ``GpuMemoryError``, which says what to change, if the GPU's memory is too small."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        reason = out_of_memory(str(error))
+        raise gpu_memory_error(reason, "The server's test", "evaluate.batch-size") from error
 
 
 def _means(sums: Sequence[Mapping[str, Any]], count: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -293,14 +294,16 @@ def _check_network(
 
 def _check_metric_names(config: RunConfig, federation: Federation) -> None:
     """Raise ``ConfigError`` if a user-defined metric has the name of a metric of this run."""
+    task = federation.learns
     ours = {metric.name for metric in METRICS} if federation.groups else set()
-    scores = [score.name for score in federation.learns.scores]
-    ours |= {*scores, f"personal_{scores[0]}"}
-    ours |= {ADAPTED + scores[0]} if config.evaluate.adabn else set()
+    of_labels = chain.from_iterable(task.scores_by_label(federation.num_classes).values())
+    ours |= {score.name for score in (*task.scores, *of_labels)}
+    ours |= {f"personal_{task.primary.name}"}
+    ours |= {ADAPTED + task.primary.name} if config.evaluate.adabn else set()
     if both := sorted(ours & metric_names(config.evaluate.metrics).keys()):
         raise ConfigError(
-            f"evaluate.metrics: {both[0]} is also the name of a metric of this run (data.groups "
-            "or evaluate.adabn). Rename the function."
+            f"evaluate.metrics: {both[0]} is also the name of a metric of this run (of its task, "
+            "data.groups or evaluate.adabn). Rename the function."
         )
 
 

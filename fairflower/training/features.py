@@ -67,6 +67,16 @@ class PrototypeTrainer(FeatureTrainer):
         if arrays and arrays["count"].any():
             self.prototypes, self.known = arrays["mean"], arrays["count"] > 0
 
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the cross entropy and, if there are prototypes, with `terms` added in order."""
+        z, logits = self.outputs(x)
+        loss = self.criterion(logits, y)
+        return loss if self.prototypes is None else sum(self.terms(z, y, self.prototypes), loss)
+
+    def terms(self, z: Tensor, y: Tensor, prototypes: Tensor) -> Iterable[Tensor]:
+        """Return what prototypes add to the loss of features z [B, d] of classes y [B]."""
+        return ()
+
     def end(self, server_round: int) -> None:
         """Write the class means ``mean`` [C, d], 0 for absent classes, and ``count`` [C]."""
         batches = self.train_examples.eval_batches(self.eval_batch_size)

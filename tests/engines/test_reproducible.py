@@ -26,6 +26,8 @@ from processes import (
     started,
     still_running,
 )
+from resuming import outcome
+from safetensors.numpy import load_file
 
 from fairflower.config.text import toml_value
 from fairflower.report import read_run
@@ -123,6 +125,15 @@ KINDS["groups"] = {
     "strategy__beta": 1.0,
 }
 
+#: Masks: clients augment images, and what the server draws is a mask.
+KINDS["masks"] = {
+    "data__name": "strokes",
+    "model__name": "unet:width=4",
+    "train__lr": 0.2,
+    "client__name": "fedprox",
+    "data__augment": True,
+}
+
 #: Secure aggregation, and differential privacy with noise of the clients and of the server.
 KINDS["secure_aggregation"] = {"secure_aggregation": True, "strategy__name": "qffl"}
 KINDS["privacy"] = {
@@ -159,16 +170,36 @@ for all_given in json.loads(sys.argv[1]):
 """
 
 
+def language_model(folder: Path) -> dict[str, object]:
+    """Write a tiny GPT-2; return the settings of a run that trains it with LoRA."""
+    transformers = pytest.importorskip("transformers", reason="needs fairflower[hf]")
+    pytest.importorskip("peft", reason="needs fairflower[hf]")
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 257}
+    special = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+    network = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **special))
+    network.save_pretrained(folder / "gpt2")
+    return {
+        "data__name": "languages",
+        "data__domains": "german,greek,hebrew,japanese",
+        "train__lr": 0.3,
+        "train__batch_size": 4,
+        "model__name": f"hf:{folder / 'gpt2'}",
+        "model__adapter": "lora:r=4",
+        "strategy__name": "afl",
+    }
+
+
 def test_results_are_identical_on_all_engines(tmp_path: Path, pytestconfig: pytest.Config):
     nightly = pytestconfig.getoption("--nightly")
-    on_ray = [kind for kind in KINDS if nightly or kind not in AT_NIGHT]
+    every = KINDS | {"language": language_model(tmp_path)}
+    on_ray = [kind for kind in every if nightly or kind not in AT_NIGHT]
     for kind in on_ray:
-        inline(command(tmp_path, run_name=f"{kind}-inline", **KINDS[kind]))
+        inline(command(tmp_path, run_name=f"{kind}-inline", **every[kind]))
     on_engines = {"ray": on_ray, "flower": on_ray if nightly else ON_FLOWER}
     given = [
         [
             # Two workers; the test of Ctrl-C has one.
-            settings(tmp_path, run_name=f"{kind}-{engine}", engine=engine, workers=2, **KINDS[kind])
+            settings(tmp_path, run_name=f"{kind}-{engine}", engine=engine, workers=2, **every[kind])
             for kind in kinds
         ]
         for engine, kinds in on_engines.items()
@@ -177,7 +208,7 @@ def test_results_are_identical_on_all_engines(tmp_path: Path, pytestconfig: pyte
     run(script, env=environment(tmp_path), cwd=ROOT / "tests")
     for engine, kinds in on_engines.items():
         for kind in kinds:
-            on_engine, same = (model(tmp_path / f"{kind}-{by}") for by in (engine, "inline"))
+            on_engine, same = (outcome(tmp_path / f"{kind}-{by}") for by in (engine, "inline"))
             assert on_engine == same, f"{kind} on {engine}"
             runs = [read_run(tmp_path / f"{kind}-{by}") for by in (engine, "inline")]
             np.testing.assert_array_equal(*(read.personal.values for read in runs))
@@ -191,6 +222,7 @@ def test_results_are_identical_on_all_engines(tmp_path: Path, pytestconfig: pyte
             for field in ("privacy", "secure_aggregation"):
                 assert on_engine.get(field) == same.get(field), f"{kind} on {engine}"
                 assert (field in on_engine) == (field == kind), f"{kind} on {engine}"
+    assert all("lora_" in name for name in load_file(tmp_path / "language-ray/model.safetensors"))
 
 
 @pytest.mark.nightly

@@ -83,7 +83,7 @@ def test_the_auc_of_a_model_with_nan_is_nan(evaluator: Any) -> None:
 
 
 def test_running_out_of_gpu_memory_in_the_servers_test_advises_a_smaller_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    evaluator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -92,6 +92,9 @@ def test_running_out_of_gpu_memory_in_the_servers_test_advises_a_smaller_batch(
     message = r"server's test ran out of GPU memory \(CUDA out .* 2.00 GiB\).*evaluate.batch-size"
     with pytest.raises(GpuMemoryError, match=message):
         run(config(tmp_path))
+    server_evaluator = evaluator()
+    with pytest.raises(GpuMemoryError, match=message):
+        server_evaluator.predictions(server_evaluator.arrays(), "a")
 
 
 def test_frozen_parameters_are_treated_as_buffers(evaluator: Any, tmp_path: Path) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import processes
 import pytest
 import torch
 from flwr.app import Context
@@ -149,28 +146,6 @@ def test_sites_with_masks_of_their_own_give_the_bits_of_one_folder(tmp_path: Pat
         models.append((folder / "model.safetensors").read_bytes())
         assert len(values(folder, "domain", "dice")) == 2
     assert models[0] == models[1]
-
-
-ON_RAY = """
-import json, sys
-from rich.console import Console
-from fairflower.config import RunConfig
-from fairflower.engines.launch import launch
-from fairflower.server.session import Session
-
-config = RunConfig.from_flat(json.loads(sys.argv[1]))
-launch(lambda grid: Session(grid, config, Console()).run(), config, 4)
-"""
-
-
-@pytest.mark.slow
-def test_ray_gives_the_bits_of_one_process(tmp_path: Path) -> None:
-    settings = STROKES | {"run-name": "one", "client.name": "fedprox", "data.augment": True}
-    whole = run(config(tmp_path / "inline", **settings))
-    flat = dict(config(tmp_path / "ray", **settings, engine="ray", workers=2).to_flat())
-    script = [sys.executable, "-c", ON_RAY, json.dumps(flat)]
-    processes.run(script, env=processes.environment(tmp_path), cwd=processes.ROOT / "tests")
-    assert outcome(tmp_path / "ray" / "one") == outcome(whole)
 
 
 def test_a_trainer_with_augmentation_is_deterministic() -> None:

@@ -266,6 +266,7 @@ def test_the_direction_of_a_metric_may_be_a_numpy_integer(tmp_path: Path) -> Non
     [
         ("demographic_parity_difference", {"data.name": "heart-disease", "data.groups": "sex"}),
         ("adabn_accuracy", {"data.held-out": "plain", "evaluate.adabn": True}),
+        ("auc_0", {"data.name": "heart-disease:target=labels"}),
     ],
 )
 def test_a_user_metric_with_the_name_of_another_metric_of_the_run_is_refused(

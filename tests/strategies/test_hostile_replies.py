@@ -21,9 +21,11 @@ from malformed_replies import Mutation, mutations
 from fairflower.exchanges import (
     AveragedBatches,
     ClusterCenters,
+    ClusterPrototypes,
     ControlVariates,
     DynamicRegularizer,
     Exchange,
+    ImageStatistics,
     PersonalArrays,
     Prototypes,
     SemanticAnchors,
@@ -56,6 +58,8 @@ EXCHANGES: dict[str, Callable[[], Sequence[Exchange]]] = {
     "none": lambda: [],
     "control": lambda: [ControlVariates()],
     "prototypes": lambda: [Prototypes()],
+    "clusters": lambda: [ClusterPrototypes()],
+    "statistics": lambda: [ImageStatistics()],
     "averages": lambda: [AveragedBatches()],
     "regularizer": lambda: [DynamicRegularizer()],
     "anchors": lambda: [SemanticAnchors(epochs=2)],
@@ -104,6 +108,12 @@ def honest(rounds: Rounds, message: Message, client: int) -> Message:
             "mean": random.normal(size=(3, 2)).astype(np.float32),
             "count": np.array([1, 2, client]),
         },
+        "clusters": {
+            "mean": random.normal(size=(4, 2)).astype(np.float32),
+            "count": np.array([1, 2, 1, 1 + client]),
+            "label": np.array([0, 0, 1, 2]),
+        },
+        "statistics": {"statistics": random.uniform(0.1, 1, size=(2, 3)).astype(np.float32)},
         "averages": {
             "images": random.normal(size=(2, 1, 2, 2)).astype(np.float32),
             "labels": np.eye(3, dtype=np.float32)[:2],

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import math
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from parametrize import mark_others_nightly
 from resuming import config, outcome, resume, session, stopped
-from rich.console import Console
 from runs import history
-from safetensors.numpy import load_file
 
-from fairflower.client_app import app as client_app
-from fairflower.engines.inline import InlineGrid
-from fairflower.engines.ray import RayGrid
 from fairflower.errors import ConfigError
-from fairflower.server.session import Session
 
 LANGUAGES = {
     "data.name": "languages",
@@ -87,29 +80,3 @@ def test_what_does_not_fit_is_refused_before_training(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         session(config(tmp_path, **LANGUAGES | flat)).run()
-
-
-@pytest.mark.slow
-def test_a_language_model_with_lora_has_the_same_bits_on_ray(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers", reason="needs fairflower[hf]")
-    pytest.importorskip("peft", reason="needs fairflower[hf]")
-    pytest.importorskip("ray", reason="needs fairflower[sim]")
-    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 257}
-    special = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
-    network = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **special))
-    network.save_pretrained(tmp_path / "gpt2")
-    settings = {
-        **LANGUAGES,
-        **{"model.name": f"hf:{tmp_path / 'gpt2'}", "model.adapter": "lora:r=4"},
-        **{"num-server-rounds": 2, "strategy.name": "afl"},
-    }
-    models = []
-    for kind, options in ((InlineGrid, {}), (RayGrid, {"workers": 2})):
-        with closing(kind(client_app, 4, **options)) as grid:
-            run_config = config(tmp_path / kind.__name__, **settings)
-            folder = Session(grid, run_config, Console(quiet=True)).run()
-        arrays = load_file(folder / "model.safetensors")
-        assert arrays
-        assert all("lora_" in name for name in arrays)
-        models.append({name: array.tobytes() for name, array in arrays.items()})
-    assert models[0] == models[1]

@@ -18,7 +18,7 @@ from fairflower.tasks import task_of
 from fairflower.testing.federations import run_toy_rounds
 
 #: One step per round, on all examples of a client.
-SETTINGS = TrainConfig(local_epochs=1, batch_size=100, lr=0.2, momentum=0.0, weight_decay=0.0)
+SETTINGS = TrainConfig(local_epochs=1, batch_size=100, lr=0.3, momentum=0.0, weight_decay=0.0)
 SIZES = (20, 50, 90)
 CENTER, SCALE = 3.0, 2.0
 
@@ -82,7 +82,7 @@ def losses(coefficients: NDArray[np.float64], outputs: int) -> NDArray[np.float6
 
 @pytest.mark.parametrize("outputs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_fixed_point_of_fedavg_is_pooled_least_squares(outputs: int) -> None:
-    found = trained(FedAvg(), outputs, 70)
+    found = trained(FedAvg(), outputs, 25 * outputs)
     np.testing.assert_allclose(found, least_squares(SIZES, outputs), atol=1e-4)
     clients = [client(k, outputs) for k in range(len(SIZES))]
     x = np.concatenate([x for x, _ in clients])
@@ -93,7 +93,7 @@ def test_the_fixed_point_of_fedavg_is_pooled_least_squares(outputs: int) -> None
 
 @pytest.mark.slow
 def test_uniform_weights_count_clients_alike() -> None:
-    np.testing.assert_allclose(trained(Uniform(), 1, 70), least_squares([1, 1, 1], 1), atol=1e-4)
+    np.testing.assert_allclose(trained(Uniform(), 1, 25), least_squares([1, 1, 1], 1), atol=1e-4)
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_the_fixed_point_of_qffl_is_least_squares_with_weights_of_the_losses(
     q: float, rule: Any
 ) -> None:
     """The gradient of the sum of F_k^(q + 1) is 0 where that of the sum of w_k F_k is, w = F^q."""
-    found = trained(QFFL(q=q, lr=SETTINGS.lr, rule=rule), 1, 100)
+    found = trained(QFFL(q=q, lr=SETTINGS.lr, rule=rule), 1, 30)
     weights = losses(found, 1) ** q
     np.testing.assert_allclose(found, least_squares(weights, 1), atol=1e-3)
     assert np.abs(found - least_squares([1, 1, 1], 1)).max() > 0.05

@@ -10,7 +10,6 @@ import pytest
 import torch
 from sklearn.metrics import f1_score, jaccard_score
 from torch import Tensor
-from torchmetrics.functional.segmentation import dice_score, mean_iou
 
 from fairflower.data.images import nearest
 from fairflower.errors import ConfigError
@@ -53,6 +52,8 @@ def test_scores_equal_scikit_learns_on_known_pixels(
 
 def test_scores_equal_torchmetrics_without_unknown_pixels() -> None:
     """One tall image, because torchmetrics averages over images, and scores are of a domain."""
+    from torchmetrics.functional.segmentation import dice_score, mean_iou  # slow to import
+
     output, y = batch(4, unknown=0)
     guess = TASK.predict(output)
     options: dict[str, Any] = {"num_classes": 4, "include_background": False}
