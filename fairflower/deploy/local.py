@@ -42,7 +42,6 @@ HOST = "127.0.0.1"
 TIMEOUT = 180.0
 
 SAY_EVERY = 60.0  # seconds between two messages about sites that have not answered
-MOST_STARTS = 4  # largest number of processes that a site may start for one message: three restarts
 
 #: Content of a SuperNode's ``--node-config``.
 NodeConfig = dict[str, Scalar]
@@ -161,39 +160,23 @@ def _flwr_options(home: Path) -> dict[str, Any]:
 
 
 def script(name: str) -> str:
-    """Return the path of a Flower command installed with this Python."""
+    """Return the path of a command installed with this Python."""
     return str(Path(sysconfig.get_path("scripts"), name + (sysconfig.get_config_var("EXE") or "")))
 
 
-def unanswered(logs: Mapping[str, str]) -> dict[str, tuple[str, int]]:
-    """Return the type of each SuperNode's unanswered message, and its number of processes for it.
+def unanswered(logs: Mapping[str, str]) -> dict[str, str]:
+    """Return the type of each SuperNode's unanswered message.
 
-    >>> start = "Start `flwr-clientapp` process"
-    >>> answered = f"Receiving: query message ... {start} ... Sent successfully"
-    >>> unanswered({"a": answered, "b": f"{answered} ... Receiving: train message ... {start}"})
-    {'b': ('train', 1)}
+    >>> answered = "Receiving: query message ... Sent successfully"
+    >>> unanswered({"a": answered, "b": f"{answered} ... Receiving: train message ..."})
+    {'b': 'train'}
     """
     since = {name: log.rpartition("Receiving: ")[1:] for name, log in logs.items()}
     return {
-        name: (text.partition(" ")[0], text.count("Start `flwr-clientapp` process"))
+        name: text.partition(" ")[0]
         for name, (asked, text) in since.items()
         if asked and "Sent successfully" not in text
     }
-
-
-def too_many_starts(log: str) -> str:
-    """Return a text about a SuperNode that starts process after process for a message, or "".
-
-    Flower gives such a process 60 seconds to start and to report, and then starts another one. On a
-    busy machine this would never end.
-    """
-    kind, starts = unanswered({"": log}).get("", ("", 0))
-    text = (
-        f"has not answered a {kind} message with {MOST_STARTS} processes. Flower replaces each "
-        "that does not report within 60 seconds. Try again when this machine is less busy, or with "
-        "fewer --sites. Its last messages"
-    )
-    return text if starts > MOST_STARTS else ""
 
 
 #: Ports that `free_port` has returned; their processes may still be starting.
@@ -297,14 +280,12 @@ class LocalDeployment:
         """Create a SuperNode with a new key, without registering the key or starting the node."""
         home = self.folder / name
         make_key_pair(home / "key")
-        settings = [f"{key}={toml_value(value)}" for key, value in node_config.items()]
-        command = [
-            script("flower-supernode"),
-            *("--root-certificates", str(self.certificates.authority)),
-            *("--auth-supernode-private-key", str(home / "key")),
-            *("--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(free_port())),
-            *("--node-config", " ".join(settings)),
-        ]
+        settings = {"superlink": f"{HOST}:{self.port}", "private-key": "key"}
+        settings["root-certificates"] = str(self.certificates.authority)
+        lines = [f"{key} = {toml_value(value)}" for key, value in settings.items()]
+        lines += ["[node]", *(f"{key} = {toml_value(value)}" for key, value in node_config.items())]
+        (home / "site.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        command = [script("fairflower"), "deploy", "site", str(home / "site.toml")]
         return Process(name, command, home, self.folder / f"{name}.log")
 
     def __enter__(self) -> LocalDeployment:
@@ -393,9 +374,6 @@ class LocalDeployment:
         """Forward the ServerApp's log until the run ends; return the run's ``flwr list`` entry."""
         while True:
             self._say_log(run_id)
-            for site in self.sites:
-                if problem := too_many_starts(site.output()):
-                    raise site.error(problem)
             # The log also ends if the SuperLink is restarted; in this case the run continues.
             try:
                 wait_until(self._answers, [], "the SuperLink answered again")
@@ -426,13 +404,13 @@ class LocalDeployment:
         """End a log that nothing else ends; say every minute which sites have not answered."""
         begun = time.monotonic()
         while not ended.wait(1):
-            logs = {site.name: site.output() for site in self.sites}
-            if self._executor.exit_code is not None or any(map(too_many_starts, logs.values())):
+            if self._executor.exit_code is not None:
                 log.kill()
                 return
             if time.monotonic() - begun > SAY_EVERY:
                 begun = time.monotonic()
-                asked = [f"{k} ({m[0]}, {m[1]} processes)" for k, m in unanswered(logs).items()]
+                logs = {site.name: site.output() for site in self.sites}
+                asked = [f"{name} ({kind})" for name, kind in unanswered(logs).items()]
                 self.say(f"Waiting for {', '.join(asked) or 'the server'}")
 
     def flwr(self, *arguments: str) -> str:
