@@ -357,7 +357,7 @@ class LocalDeployment:
         place.mkdir(parents=True, exist_ok=True)
         config = replace(config, output_dir=str(place))
         app = self.folder / "apps" / str(self._num_runs)
-        app.mkdir(parents=True)
+        app.mkdir(parents=True, exist_ok=True)
         text = APP + config.to_toml("tool.flwr.app.config")
         (app / "pyproject.toml").write_text(text, encoding="utf-8")
         self.say(f"Submitting run {self._num_runs}: {config.label}")

@@ -40,12 +40,12 @@ from fairflower.config.text import (
 from fairflower.errors import ConfigError, quoted
 from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage
 from fairflower.paths import read_text
-from fairflower.registry import METRICS
+from fairflower.registry import METRICS, RANDOM_WEIGHTS
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.registry.user_metrics import metric_names
 
-#: Allowed names. ``*`` stands for any built-in one, and ``timm:*`` for any of timm; a part of the
-#: site's own, such as ``my_package.module:Class``, has to be named.
+#: Allowed names. ``*`` stands for all built-in ones, except networks of other libraries, which are
+#: ``timm:*`` and the like. A part that is not built in, ``my_package.module:Class``, is named.
 Names = list[str]
 
 #: Parts that a policy lists -> the run config key that names them, and how a name is read.
@@ -83,7 +83,7 @@ class Policy:
     most_rounds: Annotated[int, Range(1)] = 1000
     #: Whether the site trains; else it only describes its data and tests models.
     trains: bool = True
-    #: Whether the site may read or download weights (``model.weights``).
+    #: Whether a run may name weights that the site reads or downloads (``model.weights``).
     weights_from_elsewhere: bool = False
 
     #: Content of the file.
@@ -131,8 +131,9 @@ class Policy:
         self._require("trains", self.trains or not kind.startswith(MessageType.TRAIN), kind)
         if RECORD_KEY_CONFIGS in records:
             self._check_stage(records[RECORD_KEY_CONFIGS])
-        if not config and (kind == MessageType.QUERY or RECORD_KEY_CONFIGS in records):
-            return  # a question for the node's number, or a step of the protocol without training
+        protocol = kind == MessageType.TRAIN and RECORD_KEY_CONFIGS in records
+        if not config and (protocol or kind == MessageType.QUERY):
+            return  # a step without training, or a question for the node's number
         self._check_names(config)
         run = RunConfig.from_message(config)
         self._check_names(run.concise())  # the defaults of names that the message leaves out
@@ -147,8 +148,10 @@ class Policy:
 
     def _require_name(self, key: str, setting: str, name: str) -> None:
         registry, allowed = _REGISTRIES[key], getattr(self, key)
-        known = name in registry.data or bool(registry.family(name))
-        fits = name in allowed or (known and any(fnmatchcase(name, a) for a in allowed))
+        family = registry.family(name)
+        patterns = [a for a in allowed if not family or a.startswith(f"{family}:")]
+        built_in = bool(family) or name in registry.data
+        fits = name in allowed or (built_in and any(fnmatchcase(name, p) for p in patterns))
         self._require(key, fits, f"{setting} = {quoted(name)}")
 
     def _check_settings(self, run: RunConfig, config: Mapping[str, Any], kind: str) -> None:
@@ -158,7 +161,7 @@ class Policy:
         enough = not self.smallest_others or run.min_clients > self.smallest_others
         self._require("smallest-others", enough, others)
         weights = run.model.weights
-        fits = self.weights_from_elsewhere or not weights
+        fits = self.weights_from_elsewhere or weights in ("", RANDOM_WEIGHTS)
         self._require("weights-from-elsewhere", fits, f"model.weights = {quoted(weights)}")
         self._check_protection(run.secure_aggregation, run.privacy, kind)
         asked = names_in(str(config.get("measure", "")))

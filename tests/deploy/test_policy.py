@@ -58,6 +58,7 @@ REFUSED = [
     ('clients = ["sgd"]', {"client.name": "fedprox:mu=1"}, "train", "'fedprox'"),
     ('models = ["mlp"]', {"model.name": "cnn"}, "evaluate", "'cnn'"),
     ('models = ["timm:*"]', {"model.name": "hf:bert"}, "train", "'hf:bert'"),
+    ('models = ["*"]', {"model.name": "timm:vit"}, "train", "'timm:vit'"),
     ('data = ["npz"]', {"data.name": "images:bits=12"}, "query", "'images'"),
     ("", {"data.name": "site_spy:Data"}, "query", "'site_spy:Data'"),
     ("", {"model.name": "site_spy:Net"}, "train", "'site_spy:Net'"),
@@ -65,7 +66,7 @@ REFUSED = [
     ("", {"strategy.name": "site_spy:Rule"}, "train", "'site_spy:Rule'"),
     ("", {"data.task": "site_spy:Task"}, "train", "'site_spy:Task'"),
     ("", {"evaluate.metrics": "site_spy:leak"}, "evaluate", "'site_spy:leak'"),
-    ("", {"model.name": "timm:vit_b", "model.adapter": "lora:r=8"}, "train", "'lora'"),
+    ("", {"model.name": "cnn", "model.adapter": "lora:r=8"}, "train", "'lora'"),
     ("most-rounds = 20", {"num-server-rounds": 21}, "train", "round 21"),
     ("smallest-others = 2", {"min-clients": 2}, "train", "min-clients = 2 (expected 3 or more)"),
     ("trains = false", {}, "train", "train"),
@@ -133,7 +134,7 @@ def test_a_policy_refuses_what_it_does_not_allow_with_its_line(
             {"model.name": "resnet18", "model.weights": "x"},
             "query",
         ),
-        ('adapters = ["lora"]', {"model.name": "timm:x", "model.adapter": "lora"}, "train"),
+        ('adapters = ["lora"]', {"model.adapter": "lora"}, "train"),
     ],
 )
 def test_a_policy_allows_what_it_lists(
@@ -193,6 +194,22 @@ def test_the_number_of_sites_in_a_masked_sum_is_checked(tmp_path: Path) -> None:
             held.check(wrong)
     with pytest.raises(ConfigError, match="trains"):
         policy(tmp_path, "trains = false").check(step(Stage.SETUP, sample_num=4))
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "train.measure"])
+def test_a_step_of_the_protocol_lets_no_other_message_pass(kind: str, tmp_path: Path) -> None:
+    held = policy(tmp_path, "", OPEN.replace('strategies = ["*"]', 'strategies = ["qffl"]'))
+    disguised = step(Stage.SETUP, sample_num=4)
+    disguised.metadata.message_type = kind
+    with pytest.raises(ConfigError, match="line 1: strategies"):  # of the default settings
+        held.check(disguised)
+
+
+def test_networks_of_other_libraries_have_to_be_named(tmp_path: Path) -> None:
+    held = policy(tmp_path, "", OPEN.replace('models = ["*"]', 'models = ["*", "timm:*"]'))
+    held._check_names({"model.name": "timm:vit_tiny"})
+    with pytest.raises(ConfigError, match="'hf:bert'"):
+        held._check_names({"model.name": "hf:bert"})
 
 
 @pytest.mark.parametrize(
