@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, Message
 
 from fairflower.arrays import arrays_of
 from fairflower.config import RunConfig
+from fairflower.config.methods import DEFAULT
 from fairflower.config.run import execution_keys, is_setting
 from fairflower.errors import quoted
 from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key
@@ -60,11 +61,11 @@ def entry(message: Message, reply: Message | str, refused: bool) -> dict[str, An
     records = message.content.config_records
     config: Any = records.get("config", ConfigRecord())
     stage = _short(records.get(RECORD_KEY_CONFIGS, ConfigRecord()).get(Key.STAGE))
-    usual = RunConfig().to_flat()
+    usual = RunConfig().concise()  # other forms import every method, and PyTorch
     settings = {
         key: _short(value)
         for key, value in config.items()
-        if is_setting(key) and key not in execution_keys() and value != usual.get(key)
+        if is_setting(key) and key not in execution_keys() and value != usual.get(key, DEFAULT)
     }
     failed = isinstance(reply, str)
     return {

@@ -228,7 +228,9 @@ class LocalDeployment:
 
     ``folder`` gets all files: certificates, keys, logs, state of the sites, and run folders. There
     is a site for each of ``node_configs``; ``sites`` lists their SuperNodes in the same order.
-    ``say`` is called with each line of progress and of the ServerApp's log.
+    ``say`` is called with each line of progress and of the ServerApp's log. ``restarts`` says that
+    the SuperLink may be restarted: it then keeps all messages in a database, which takes most of a
+    short round.
 
     Raises ``ConfigError`` if Flower is too old or the folder is not empty, and ``TrialError`` if a
     process does not start when the context is entered.
@@ -239,6 +241,8 @@ class LocalDeployment:
         folder: Path,
         node_configs: Sequence[Mapping[str, Scalar]],
         say: Callable[[str], Any] = print,
+        *,
+        restarts: bool = False,
     ) -> None:
         if tuple(map(int, version("flwr").split(".")[:2])) < (1, 40):
             raise ConfigError(
@@ -262,7 +266,7 @@ class LocalDeployment:
             script("flower-superlink"),
             *("--ssl-ca-certfile", authority, "--ssl-certfile", certificate, "--ssl-keyfile", key),
             *("--enable-supernode-auth", "--host", HOST, "--port", str(self.port)),
-            *("--database", str(self.folder / "superlink.db")),
+            *(("--database", str(self.folder / "superlink.db")) if restarts else ()),
             # Otherwise its ServerApps would continue for half a minute after it ends.
             *("--isolation", "process", *secret),
         ]
@@ -308,6 +312,8 @@ class LocalDeployment:
             with ThreadPoolExecutor(cpus()) as pool:
                 list(pool.map(self._admit, self.sites))
             self.say("Waiting until all SuperNodes are online")
+            # Logs cost nothing; a flwr command that asks the SuperLink takes a second of CPU.
+            wait_until(self._activated, self._processes(), "all SuperNodes were activated")
             wait_until(self.complete, self._processes(), "all sites were online")
             self.say(f"{len(self.sites)} SuperNodes are online, each with a separate key")
             undo.pop_all()
@@ -337,6 +343,9 @@ class LocalDeployment:
 
     def _processes(self) -> list[Process]:
         return [*self.sites, self._executor, self.superlink]
+
+    def _activated(self) -> bool:
+        return all("SuperNode ID:" in site.output() for site in self.sites)
 
     def complete(self) -> bool:
         """Return whether all sites are connected to the SuperLink."""

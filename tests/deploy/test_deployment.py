@@ -586,7 +586,7 @@ def test_a_deployment_survives_crashes_and_a_stop_and_refuses_unknown_supernodes
     nodes = [{"domain": domain, "data-dir": str(folders[domain])} for domain in DOMAINS]
     with (
         ThreadPoolExecutor() as pool,
-        LocalDeployment(tmp_path / "trial", nodes, messages.append) as trial,
+        LocalDeployment(tmp_path / "trial", nodes, messages.append, restarts=True) as trial,
     ):
         refused = intruders(trial, tmp_path)
         for supernode in refused.values():
