@@ -42,6 +42,7 @@ from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage
 from fairflower.paths import read_text
 from fairflower.registry import METRICS, RANDOM_WEIGHTS
 from fairflower.registry.measurements import MEASUREMENTS
+from fairflower.registry.named import Registry
 from fairflower.registry.user_metrics import metric_names
 
 #: Allowed names. ``*`` stands for all built-in ones, except networks of other libraries, which are
@@ -106,12 +107,12 @@ class Policy:
                 raise ConfigError(f'{path}: {key} is missing: a list of names, or ["*"].')
         values = {key_to_argument(key): value for key, value in tables.items()}
         policy = cls(**values, text=read_text(path, "utf-8-sig"))
-        valid: dict[str, Any] = {key: r.names() for key, r in _REGISTRIES.items()}
         for key, known in {**_REGISTRIES, "measurements": MEASUREMENTS}.items():
+            valid = known.names() if isinstance(known, Registry) else list(known)
             for name in getattr(policy, key):
-                if not ("*" in name or name in known):
-                    words = unknown("name", name, valid.get(key, MEASUREMENTS))
-                    raise ConfigError(f"{path}, {policy.line(key)}: {words}")
+                pattern = "*" in name and key != "measurements"
+                if not (name in known or (pattern and any(fnmatchcase(v, name) for v in valid))):
+                    raise ConfigError(f"{path}, {policy.line(key)}: {unknown('name', name, valid)}")
         return policy
 
     def line(self, key: str) -> str:
@@ -163,14 +164,16 @@ class Policy:
         weights = run.model.weights
         fits = self.weights_from_elsewhere or weights in ("", RANDOM_WEIGHTS)
         self._require("weights-from-elsewhere", fits, f"model.weights = {quoted(weights)}")
-        self._check_protection(run.secure_aggregation, run.privacy, kind)
         asked = names_in(str(config.get("measure", "")))
+        self._check_protection(run.secure_aggregation, run.privacy, kind, asked)
         if asked := [name for name in asked if name not in self.measurements]:
             own = run.strategy.make()._measurements
             for name in asked:
                 self._require("measurements", name in own, f"{run.strategy.name} with {name}")
 
-    def _check_protection(self, masked: bool, privacy: PrivacyConfig, kind: str) -> None:
+    def _check_protection(
+        self, masked: bool, privacy: PrivacyConfig, kind: str, asked: list[str]
+    ) -> None:
         key, wanted = "protection", self.protection
         met = {"secure-aggregation": masked, "differential-privacy": privacy.on}
         fits = any(met.values()) if wanted == "either" else met.get(wanted, True)
@@ -180,8 +183,10 @@ class Policy:
         epsilon = privacy.max_epsilon
         fits = 0 < epsilon <= self.largest_epsilon
         self._require("largest-epsilon", fits, f"privacy.max-epsilon = {epsilon:g}")
-        if wanted in ("differential-privacy", "either") and not masked:
+        if wanted == "differential-privacy" or (wanted == "either" and not masked):
             self._require(key, not privacy.noise_seed, "privacy.noise-seed, which undoes the noise")
+            noised = privacy.number_noise_multiplier > 0 or not asked
+            self._require(key, noised, "numbers with privacy.number-noise-multiplier = 0")
             # Such runs test on the server, and these replies would have no noise.
             clear = kind in (MessageType.EVALUATE, "train.measure")
             self._require(key, not clear, f"a message {kind!r}, whose reply has no noise")

@@ -101,14 +101,18 @@ class Worker:
 def _work(pipe: Connection) -> None:
     """Answer messages until the site closes the connection or is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the site
-    from fairflower.client_app import app
+    from fairflower.client_app import app, forget_code
 
+    run = 0
     while True:
         try:
             message, context = pipe.recv()
         except (EOFError, OSError):
             return
         set_task_identity(context.run_id, context.node_id)
+        if run != context.run_id:  # since the last run, the site may have replaced images
+            forget_code()
+            run = context.run_id
         try:
             answer: Message | str = app(message=message, context=context)
         except Exception as error:
@@ -133,6 +137,8 @@ class Site:
     def run(self) -> int:
         """Start the SuperNode and answer its messages until it ends; return its exit code."""
         with tempfile.TemporaryDirectory(prefix="fairflower-site-") as folder:
+            allowed = f"what {self.config.policy} allows" if self.policy else "any run: no policy"
+            logger.info("This site answers %s. Audit log: %s", allowed, self.config.audit_log)
             secret, port = make_secret(Path(folder) / "secret"), free_port()
             supernode = subprocess.Popen(self.command(port, secret))
             queue = TaskQueue(f"{HOST}:{port}", secret.read_bytes())
@@ -145,7 +151,10 @@ class Site:
                 supernode.terminate()
                 self._worker.end()
                 self._audit.close()
-                supernode.wait()
+                try:
+                    supernode.wait(KEEP)
+                except subprocess.TimeoutExpired:
+                    supernode.kill()
 
     def command(self, port: int, secret: Path) -> list[str]:
         """Return the command of the SuperNode, which runs no code of a bundle itself."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import stat
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +17,8 @@ import numpy as np
 import pytest
 from command import invoke
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from processes import ROOT, environment
+from processes import run as run_command
 
 from fairflower.arrays import record_of
 from fairflower.config import RunConfig
@@ -21,13 +26,17 @@ from fairflower.config.run import schema
 from fairflower.config.site import SiteConfig
 from fairflower.deploy.audit import AuditLog, entry
 from fairflower.deploy.policy import Policy
-from fairflower.deploy.site import Site, WorkerEnded
+from fairflower.deploy.site import Site, Worker, WorkerEnded, _work
 from fairflower.errors import ConfigError
-from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage, ensure_task_identity
-
-ensure_task_identity()  # to construct messages
+from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage, set_task_identity
 
 OPEN = 'strategies = ["*"]\nclients = ["*"]\nmodels = ["*"]\ndata = ["*"]\n'
+
+
+@pytest.fixture(autouse=True)
+def identity() -> None:
+    """Messages can be constructed."""
+    set_task_identity()
 
 
 def policy(folder: Path, more: str = "", text: str = OPEN) -> Policy:
@@ -182,6 +191,12 @@ def test_replies_without_noise_are_refused_where_noise_is_required(tmp_path: Pat
             held.check(message(private, kind))
     with pytest.raises(ConfigError, match="undoes the noise"):
         held.check(message({**private, "privacy.noise-seed": 1}))
+    asked = {**private, "strategy.name": "qffl"}
+    with pytest.raises(ConfigError, match=r"numbers with privacy\.number-noise-multiplier = 0"):
+        held.check(message(asked, measure="received_loss"))
+    held.check(message({**asked, "privacy.number-noise-multiplier": 1.0}, measure="received_loss"))
+    with pytest.raises(ConfigError, match="whose reply has no noise"):  # masks beside noise
+        held.check(message({**private, "secure-aggregation": True}, "evaluate"))
 
 
 def test_the_number_of_sites_in_a_masked_sum_is_checked(tmp_path: Path) -> None:
@@ -219,6 +234,9 @@ def test_networks_of_other_libraries_have_to_be_named(tmp_path: Path) -> None:
         (OPEN.replace('strategies = ["*"]\n', ""), "strategies is missing: a list of names"),
         (OPEN.replace('clients = ["*"]', 'clients = ["sgdd"]'), "line 2: clients = ..sgdd..: Unk"),
         (OPEN.replace('clients = ["*"]', "clients = 'sgd'"), "clients = 'sgd': expected a list"),
+        (OPEN.replace('models = ["*"]', 'models = ["timn:*"]'), "line 3: models = .*Unknown name"),
+        (OPEN + "metrics = ['*']", "line 5: metrics = .*Unknown name"),
+        (OPEN + "measurements = ['*']", "line 5: measurements = .*Unknown name"),
         (OPEN + "measurements = ['fischer']", "'fischer'. Did you mean 'fisher'?"),
         (OPEN + "most-rounds = 0", "most-rounds = 0: expected a number >= 1"),
         (OPEN + "trains = 1", "trains = 1: expected true or false"),
@@ -233,6 +251,20 @@ def test_a_policy_with_a_mistake_is_refused_at_the_start(
     with pytest.raises(ConfigError, match=words) as caught:
         policy(tmp_path, "", text)
     assert str(tmp_path / "policy.toml") in str(caught.value)
+
+
+def test_the_policy_in_the_documents_is_valid(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    example = text.partition("### A site's policy")[2].partition("```toml\n")[2]
+    held = policy(tmp_path, "", example.partition("```")[0])
+    asked = {"strategy.name": "qffl", "model.name": "resnet18", "data.name": "images"}
+    asked |= {"secure-aggregation": True, "min-clients": 3}
+    held.check(message(asked, measure="received_loss"))
+    keys = {field.name for field in dataclasses.fields(Policy)} - {"text"}
+    section = text.partition("### A site's policy")[2].partition("### The audit log")[0]
+    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]
+    named = {name for cell in cells for name in re.findall("`([a-z-]+)`", cell)}
+    assert named == {key.replace("_", "-") for key in keys}
 
 
 # --- the file of a site's settings -----------------------------------------------------------
@@ -335,6 +367,7 @@ class FakeWorker:
 
     def __init__(self) -> None:
         self.asked: list[Message] = []
+        self.used = time.monotonic()
 
     def answer(self, asked: Message, context: Context, keep: Any) -> tuple[Message, Context]:
         self.asked.append(asked)
@@ -401,6 +434,68 @@ def test_nothing_is_sent_that_the_audit_log_does_not_have(site: Site) -> None:
     Path(site.config.audit_log).mkdir()  # cannot be opened as a file
     (sent,) = answers(site, message({}))
     assert "the site cannot write its audit log; nothing was sent" in sent
+
+
+def test_a_worker_that_is_idle_for_long_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[float] = []
+    site._worker = Worker()
+    monkeypatch.setattr(site._worker, "end", lambda: ended.append(now))
+    queue: Any = SimpleNamespace(next=lambda: None)
+    for now in (29 * 60, 31 * 60):
+        site._worker.used = time.monotonic() - now
+        assert not site._serve(queue)
+    assert ended == [31 * 60]
+
+
+def test_a_message_that_cannot_be_read_is_left_to_flower(site: Site) -> None:
+    def unreadable() -> None:
+        raise ValueError("no such object")
+
+    queue: Any = SimpleNamespace(next=unreadable)
+    assert not site._serve(queue)
+
+
+def test_a_worker_reads_the_images_again_in_a_new_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [(message({}), Context(run, 1, {}, RecordDict(), {})) for run in (7, 7, 8)]
+    log: list[Any] = []
+
+    def app(message: Message, context: Context) -> Message:
+        if context.run_id == 8:
+            raise ValueError("no data")
+        log.append(context.run_id)
+        return reply_to(message)
+
+    def receive() -> Any:
+        if not asked:
+            raise EOFError
+        return asked.pop(0)
+
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("fairflower.client_app.app", app)
+    monkeypatch.setattr("fairflower.client_app.forget_code", lambda: log.append("again"))
+    pipe: Any = SimpleNamespace(recv=receive, send=lambda answer: log.append(type(answer[0])))
+    _work(pipe)
+    assert log == ["again", 7, Message, 7, Message, "again", str]
+
+
+@pytest.mark.slow
+def test_a_site_checks_and_refuses_without_pytorch(tmp_path: Path) -> None:
+    program = f"""
+import sys
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, RecordDict
+from fairflower.deploy.audit import entry
+from fairflower.deploy.site import Policy
+from fairflower.flower_compat import set_task_identity
+set_task_identity()
+settings = {{"data.name": "npz", "strategy.name": "qffl", "measure": "received_loss"}}
+asked = Message(RecordDict({{"config": ConfigRecord(settings)}}), 1, "train")
+Path("policy.toml").write_text({OPEN!r})
+Policy.read(Path("policy.toml")).check(asked)
+assert entry(asked, "no", refused=True)["settings"]["strategy.name"] == "qffl"
+assert "torch" not in sys.modules
+"""
+    run_command([sys.executable, "-c", program], env=environment(tmp_path), cwd=tmp_path)
 
 
 def test_the_command_of_the_supernode_leaves_messages_to_the_site(site: Site) -> None:
