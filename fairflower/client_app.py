@@ -23,7 +23,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.config import DataConfig, RunConfig
 from fairflower.config.run import is_setting
-from fairflower.config.text import unknown
+from fairflower.config.site import TESTS_OTHERS, check_node_config
 from fairflower.data import Federation, Split, prepare
 from fairflower.data.federation import ClientInfo, check_known
 from fairflower.data.folders import forget_stamps
@@ -37,14 +37,10 @@ from fairflower.secure.client import limit_tests, secure_mod
 from fairflower.training.app import make_client_app
 from fairflower.training.batches import ClientData
 from fairflower.training.build import build_model, build_trainer
-from fairflower.training.client_state import OWN, SHARES, TESTS_OTHERS
+from fairflower.training.client_state import OWN
 from fairflower.training.device import choose_device, limit_threads
 from fairflower.training.measurements import requested
 from fairflower.training.trainer import Trainer
-
-#: Keys of a node config.
-NODE_KEYS = {"domain", "data-dir", "partition-id", "num-partitions"}
-NODE_KEYS |= {"secure-aggregation", "smallest-group", SHARES, TESTS_OTHERS}
 
 
 def guarded(
@@ -58,7 +54,7 @@ def guarded(
     """
     node = context.node_config
     try:
-        _check_node_config(node)
+        check_node_config(node)
         reply: Message = call_next(message, context)
         reasons = reply.has_content() and reply.content.config_records.get(FAILED_METRICS)
         if reasons and is_supernode(context):
@@ -72,17 +68,6 @@ def guarded(
         site = f"site {node['domain']!r}: " if "domain" in node else ""
         text = f"{site}{public_text(error)} (the site's own log says more)"
         raise RuntimeError(text) from None
-
-
-def _check_node_config(node: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` for an unknown key, such as a mistyped one, or an invalid value."""
-    for key in node.keys() - NODE_KEYS:
-        raise ConfigError(f"--node-config: {unknown('key', key, NODE_KEYS)}")
-    for key in ("secure-aggregation", SHARES, TESTS_OTHERS):
-        if type(node.get(key, True)) is not bool:
-            raise ConfigError(f"--node-config: {key}: expected true or false.")
-    if not (type(least := node.get("smallest-group", 1)) is int and least > 0):
-        raise ConfigError("--node-config: smallest-group: expected a whole number above 0.")
 
 
 def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:

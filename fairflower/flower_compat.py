@@ -16,7 +16,7 @@ from importlib.metadata import version
 from types import FrameType, SimpleNamespace
 from typing import Any, TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower_strategies
 
@@ -28,6 +28,7 @@ MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD = "config", "parameters"
 WorkflowKey = SimpleNamespace(CURRENT_ROUND="current_round")
 
 _CLASSIC, _SECURE = "Flower's classic API", "secure aggregation"
+_SITE = "`fairflower deploy site`"
 _CONSTANTS = "flwr.common.secure_aggregation.secaggplus_constants"
 
 #: What is not public in Flower -> its module, and what does not work without it.
@@ -45,6 +46,12 @@ _PRIVATE = {
         ("flwr.server.strategy", _CLASSIC, "Strategy"),
         ("flwr.server.workflow", _SECURE, "SecAggPlusWorkflow"),
         ("flwr.server.workflow.secure_aggregation", _SECURE, "secaggplus_workflow"),
+        ("flwr.proto.runtime_pb2", _SITE, "AcquireTaskRequest SendTaskHeartbeatRequest"),
+        ("flwr.supercore.interceptors", _SITE, "RuntimeTokenHttpInterceptor"),
+        ("flwr.supercore.interceptors", _SITE, "SuperExecAuthHttpInterceptor"),
+        ("flwr.supercore.runtime", _SITE, "RuntimeHttpClient"),
+        ("flwr.supernode.runtime.run_clientapp", _SITE, "pull_task_input"),
+        ("flwr.supernode.runtime.run_clientapp", _SITE, "push_message push_task_output"),
     )
     for name in names.split()
 }
@@ -231,3 +238,72 @@ def is_supernode(context: Context) -> bool:
     with suppress(RuntimeError):  # not set
         own = bool(identity) and identity.node_id == context.node_id  # of a SuperNode's process
     return own or not context.node_config.keys() <= {"partition-id", "num-partitions"}
+
+
+class Task:
+    """A message that a SuperNode has received, with the node's context, until it is answered."""
+
+    def __init__(self, address: str, token: str, kind: str) -> None:
+        self.is_client_app = kind == "flwr-clientapp"
+        self._client = _runtime_client(address, _part("RuntimeTokenHttpInterceptor")(token))
+        # It also has the run's bundle of code, which stays what it is: bytes.
+        self.message, self.context, _, _ = _part("pull_task_input")(self._client)
+
+    def keep(self) -> None:
+        """Tell the SuperNode that somebody is still at work; it waits for a minute."""
+        self._client.SendTaskHeartbeat(_part("SendTaskHeartbeatRequest")())
+
+    def answer(self, reply: Message | str, context: Context) -> None:
+        """Send the reply, or the reason for an error, and the node's context after it."""
+        failed, reason = isinstance(reply, str), reply if isinstance(reply, str) else ""
+        if isinstance(reply, str):
+            reply = Message(Error(code=_APP_RAISED, reason=reason), reply_to=self.message)
+        _part("push_message")(self._client, reply, context)
+        status = "failed" if failed else "completed"
+        _part("push_task_output")(self._client, context, status, reason)
+        self._client.close()
+
+
+class TaskQueue:
+    """Messages for a SuperNode that was started with ``--isolation process``.
+
+    ``address`` is that of its Runtime API on this machine, and ``secret`` the content of its
+    ``--superexec-auth-secret-file``: without it, any user of the machine could fetch messages.
+    """
+
+    def __init__(self, address: str, secret: bytes) -> None:
+        method = "/flwr.proto.Runtime/AcquireTask"
+        signed = _part("SuperExecAuthHttpInterceptor")(
+            master_secret=secret, protected_methods={method}
+        )
+        self._address, self._client = address, _runtime_client(address, signed)
+
+    def next(self) -> Task | None:
+        """Return the next message, or None if there is none or the SuperNode does not answer.
+
+        Raises an exception of Flower's or NumPy's if a message cannot be read; the SuperNode then
+        answers it with an error after a minute.
+        """
+        from httpx import TransportError
+
+        kinds = ["flwr-clientapp", "flwr-agentapp"]  # a SuperNode waits until its message is done
+        with suppress(TransportError):
+            acquired = self._client.AcquireTask(
+                _part("AcquireTaskRequest")(supported_task_types=kinds)
+            )
+            if acquired.token:
+                return Task(self._address, acquired.token, acquired.task.type)
+        return None
+
+
+_APP_RAISED = 2  # Flower's code of an error reply: the ClientApp raised an exception
+
+
+def _part(name: str) -> Any:
+    return __getattr__(name)
+
+
+def _runtime_client(address: str, interceptor: Any) -> Any:
+    return _part("RuntimeHttpClient").from_server_address(
+        server_address=address, insecure=True, root_certificates=None, interceptors=[interceptor]
+    )

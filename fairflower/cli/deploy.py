@@ -63,9 +63,9 @@ def trial(
     Either all sites share a data set, or each site has its own folder: --site svhn=/data/svhn
     --site usps=/data/usps. Folders contain .npz files unless --data names another data set.
 
-    Each site starts a process for every message, so a round takes at least ten seconds. Unless
-    options or --config set them, there are 3 rounds and one client per domain. All processes end
-    with the command, even after Ctrl-C.
+    The sites are those of `fairflower deploy site`, without a policy. Unless options or --config
+    set them, there are 3 rounds and one client per domain. All processes end with the command, even
+    after Ctrl-C.
     """
     from fairflower.deploy import local
 
@@ -107,13 +107,36 @@ def trial(
     for node in nodes:  # all sites of a trial are on this machine, so they share their models
         node["smallest-group"] = data.smallest_group
         node["share-own-model"] = node["test-others-models"] = True
-    # A signal that ends this process must also end the SuperLink and the SuperNodes.
-    for number in (signal.SIGTERM, *HANGUP):
-        signal.signal(number, signal.default_int_handler)
+    _end_children_on_signals()
     show = partial(console.print, soft_wrap=True)
     with local.LocalDeployment(folder, nodes, lambda x: show(Text.from_ansi(x))) as deployment:
         runs = [deployment.run(replace(config, data=data)) for config in configs]
     print_report(runs, folder / "report")
+
+
+@friendly_errors()
+def site(
+    config: Annotated[
+        Path, typer.Argument(help="TOML file with the site's settings; docs/deployment.md.")
+    ],
+) -> None:
+    """Start a site: a SuperNode, and a process that keeps PyTorch and the data in memory.
+
+    The site runs the fairflower that is installed here, and never code that comes with a run. With
+    a policy it refuses what the policy does not allow; the audit log has a line for each message.
+    """
+    from fairflower.config.site import SiteConfig
+    from fairflower.deploy.site import Site
+
+    _end_children_on_signals()
+    code = Site(SiteConfig.read(config)).run()
+    raise typer.Exit(code)
+
+
+def _end_children_on_signals() -> None:
+    """Let a signal that ends this process raise an exception, so that it ends its children."""
+    for number in (signal.SIGTERM, *HANGUP):
+        signal.signal(number, signal.default_int_handler)
 
 
 @friendly_errors(extra="")

@@ -42,7 +42,6 @@ HOST = "127.0.0.1"
 TIMEOUT = 180.0
 
 SAY_EVERY = 60.0  # seconds between two messages about sites that have not answered
-MOST_STARTS = 4  # largest number of processes that a site may start for one message: three restarts
 
 #: Content of a SuperNode's ``--node-config``.
 NodeConfig = dict[str, Scalar]
@@ -161,39 +160,23 @@ def _flwr_options(home: Path) -> dict[str, Any]:
 
 
 def script(name: str) -> str:
-    """Return the path of a Flower command installed with this Python."""
+    """Return the path of a command installed with this Python."""
     return str(Path(sysconfig.get_path("scripts"), name + (sysconfig.get_config_var("EXE") or "")))
 
 
-def unanswered(logs: Mapping[str, str]) -> dict[str, tuple[str, int]]:
-    """Return the type of each SuperNode's unanswered message, and its number of processes for it.
+def unanswered(logs: Mapping[str, str]) -> dict[str, str]:
+    """Return the type of each SuperNode's unanswered message.
 
-    >>> start = "Start `flwr-clientapp` process"
-    >>> answered = f"Receiving: query message ... {start} ... Sent successfully"
-    >>> unanswered({"a": answered, "b": f"{answered} ... Receiving: train message ... {start}"})
-    {'b': ('train', 1)}
+    >>> answered = "Receiving: query message ... Sent successfully"
+    >>> unanswered({"a": answered, "b": f"{answered} ... Receiving: train message ..."})
+    {'b': 'train'}
     """
     since = {name: log.rpartition("Receiving: ")[1:] for name, log in logs.items()}
     return {
-        name: (text.partition(" ")[0], text.count("Start `flwr-clientapp` process"))
+        name: text.partition(" ")[0]
         for name, (asked, text) in since.items()
         if asked and "Sent successfully" not in text
     }
-
-
-def too_many_starts(log: str) -> str:
-    """Return a text about a SuperNode that starts process after process for a message, or "".
-
-    Flower gives such a process 60 seconds to start and to report, and then starts another one. On a
-    busy machine this would never end.
-    """
-    kind, starts = unanswered({"": log}).get("", ("", 0))
-    text = (
-        f"has not answered a {kind} message with {MOST_STARTS} processes. Flower replaces each "
-        "that does not report within 60 seconds. Try again when this machine is less busy, or with "
-        "fewer --sites. Its last messages"
-    )
-    return text if starts > MOST_STARTS else ""
 
 
 #: Ports that `free_port` has returned; their processes may still be starting.
@@ -245,7 +228,9 @@ class LocalDeployment:
 
     ``folder`` gets all files: certificates, keys, logs, state of the sites, and run folders. There
     is a site for each of ``node_configs``; ``sites`` lists their SuperNodes in the same order.
-    ``say`` is called with each line of progress and of the ServerApp's log.
+    ``say`` is called with each line of progress and of the ServerApp's log. ``restarts`` says that
+    the SuperLink may be restarted: it then keeps all messages in a database, which takes most of a
+    short round.
 
     Raises ``ConfigError`` if Flower is too old or the folder is not empty, and ``TrialError`` if a
     process does not start when the context is entered.
@@ -256,6 +241,8 @@ class LocalDeployment:
         folder: Path,
         node_configs: Sequence[Mapping[str, Scalar]],
         say: Callable[[str], Any] = print,
+        *,
+        restarts: bool = False,
     ) -> None:
         if tuple(map(int, version("flwr").split(".")[:2])) < (1, 40):
             raise ConfigError(
@@ -279,7 +266,7 @@ class LocalDeployment:
             script("flower-superlink"),
             *("--ssl-ca-certfile", authority, "--ssl-certfile", certificate, "--ssl-keyfile", key),
             *("--enable-supernode-auth", "--host", HOST, "--port", str(self.port)),
-            *("--database", str(self.folder / "superlink.db")),
+            *(("--database", str(self.folder / "superlink.db")) if restarts else ()),
             # Otherwise its ServerApps would continue for half a minute after it ends.
             *("--isolation", "process", *secret),
         ]
@@ -297,14 +284,12 @@ class LocalDeployment:
         """Create a SuperNode with a new key, without registering the key or starting the node."""
         home = self.folder / name
         make_key_pair(home / "key")
-        settings = [f"{key}={toml_value(value)}" for key, value in node_config.items()]
-        command = [
-            script("flower-supernode"),
-            *("--root-certificates", str(self.certificates.authority)),
-            *("--auth-supernode-private-key", str(home / "key")),
-            *("--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(free_port())),
-            *("--node-config", " ".join(settings)),
-        ]
+        settings = {"superlink": f"{HOST}:{self.port}", "private-key": "key"}
+        settings["root-certificates"] = str(self.certificates.authority)
+        lines = [f"{key} = {toml_value(value)}" for key, value in settings.items()]
+        lines += ["[node]", *(f"{key} = {toml_value(value)}" for key, value in node_config.items())]
+        (home / "site.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        command = [script("fairflower"), "deploy", "site", str(home / "site.toml")]
         return Process(name, command, home, self.folder / f"{name}.log")
 
     def __enter__(self) -> LocalDeployment:
@@ -327,6 +312,8 @@ class LocalDeployment:
             with ThreadPoolExecutor(cpus()) as pool:
                 list(pool.map(self._admit, self.sites))
             self.say("Waiting until all SuperNodes are online")
+            # Logs cost nothing; a flwr command that asks the SuperLink takes a second of CPU.
+            wait_until(self._activated, self._processes(), "all SuperNodes were activated")
             wait_until(self.complete, self._processes(), "all sites were online")
             self.say(f"{len(self.sites)} SuperNodes are online, each with a separate key")
             undo.pop_all()
@@ -357,6 +344,9 @@ class LocalDeployment:
     def _processes(self) -> list[Process]:
         return [*self.sites, self._executor, self.superlink]
 
+    def _activated(self) -> bool:
+        return all("SuperNode ID:" in site.output() for site in self.sites)
+
     def complete(self) -> bool:
         """Return whether all sites are connected to the SuperLink."""
         nodes = self.flwr_json("supernode", "list", SUPERLINK_NAME)["nodes"]
@@ -376,7 +366,7 @@ class LocalDeployment:
         place.mkdir(parents=True, exist_ok=True)
         config = replace(config, output_dir=str(place))
         app = self.folder / "apps" / str(self._num_runs)
-        app.mkdir(parents=True)
+        app.mkdir(parents=True, exist_ok=True)
         text = APP + config.to_toml("tool.flwr.app.config")
         (app / "pyproject.toml").write_text(text, encoding="utf-8")
         self.say(f"Submitting run {self._num_runs}: {config.label}")
@@ -393,9 +383,6 @@ class LocalDeployment:
         """Forward the ServerApp's log until the run ends; return the run's ``flwr list`` entry."""
         while True:
             self._say_log(run_id)
-            for site in self.sites:
-                if problem := too_many_starts(site.output()):
-                    raise site.error(problem)
             # The log also ends if the SuperLink is restarted; in this case the run continues.
             try:
                 wait_until(self._answers, [], "the SuperLink answered again")
@@ -426,13 +413,13 @@ class LocalDeployment:
         """End a log that nothing else ends; say every minute which sites have not answered."""
         begun = time.monotonic()
         while not ended.wait(1):
-            logs = {site.name: site.output() for site in self.sites}
-            if self._executor.exit_code is not None or any(map(too_many_starts, logs.values())):
+            if self._executor.exit_code is not None:
                 log.kill()
                 return
             if time.monotonic() - begun > SAY_EVERY:
                 begun = time.monotonic()
-                asked = [f"{k} ({m[0]}, {m[1]} processes)" for k, m in unanswered(logs).items()]
+                logs = {site.name: site.output() for site in self.sites}
+                asked = [f"{name} ({kind})" for name, kind in unanswered(logs).items()]
                 self.say(f"Waiting for {', '.join(asked) or 'the server'}")
 
     def flwr(self, *arguments: str) -> str:

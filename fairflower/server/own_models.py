@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from fairflower.aggregation.messages import RoundRequest
 from fairflower.aggregation.records import check_arrays, check_test, decode_record
 from fairflower.arrays import record_of
+from fairflower.config.site import SHARES, TESTS_OTHERS
 from fairflower.errors import ConfigError, logger
 from fairflower.files import Arrays
 from fairflower.numerics import group_fairness as fairness
@@ -19,7 +20,7 @@ from fairflower.server.evaluation import Tested
 from fairflower.server.folder import RunFolder
 from fairflower.server.history import OWN_LEVELS, SHARED_LEVELS, domain_scores, test_keys
 from fairflower.server.setup import RunSetup
-from fairflower.training.client_state import OWN, SHARES, TESTS_OTHERS, newest_state
+from fairflower.training.client_state import OWN, newest_state
 
 #: Largest number of clients of a domain whose models the server tests, so that a test takes at most
 #: this many times as long as that of a global model.

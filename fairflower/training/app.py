@@ -13,13 +13,14 @@ from flwr.clientapp import ClientApp
 from fairflower.arrays import arrays_of, record_of
 from fairflower.config.privacy import PrivacyConfig, number_range
 from fairflower.config.secure import TRAINED, WEIGHT_KEY
+from fairflower.config.site import SHARES, TESTS_OTHERS
 from fairflower.errors import STOPS, UserError, failure_text, logger
 from fairflower.files import Arrays
 from fairflower.models import initial_local_arrays, local_tensors, trainable
 from fairflower.numerics.group_fairness import GROUP_COUNTS, counts_by_group
 from fairflower.numerics.noise import gaussian, noise_source
 from fairflower.registry.user_metrics import FAILED_METRICS, compute_metrics
-from fairflower.training.client_state import OWN, SHARES, TESTS_OTHERS, load_state, save_state
+from fairflower.training.client_state import OWN, load_state, save_state
 from fairflower.training.device import float64_on
 from fairflower.training.measurements import measure_received, requested, train_and_measure
 from fairflower.training.modes import flushed_denormals

@@ -31,10 +31,6 @@ from fairflower.training.trainer import Trainer, round_of
 #: Part of the state for the model that a client keeps to itself (the strategy ``alone``).
 OWN = "own-model"
 
-#: Keys of a node config: whether this model may leave the site, to be tested at others, and whether
-#: the site tests theirs.
-SHARES, TESTS_OTHERS = "share-own-model", "test-others-models"
-
 _PREFIX = "fairflower/"
 _STAMP = "fairflower"
 

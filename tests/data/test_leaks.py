@@ -18,9 +18,10 @@ from PIL import Image
 from sgd_clients import linear, random_client_data, sgd_trainer
 
 from fairflower.arrays import record_of
-from fairflower.client_app import NODE_KEYS, app
+from fairflower.client_app import app
 from fairflower.clients import make_client_app
 from fairflower.config import RunConfig
+from fairflower.config.site import NODE_KEYS
 from fairflower.data.federation import Federation
 from fairflower.data.sites import open_site
 from fairflower.engines.inline import InlineGrid

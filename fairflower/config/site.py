@@ -1,0 +1,90 @@
+"""A site's own settings: its node config, and the file of ``fairflower deploy site``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from fairflower.arguments import Range
+from fairflower.config.settings import checked, setting_specs
+from fairflower.config.text import Scalar, key_to_argument, read_tables, unknown
+from fairflower.errors import ConfigError, quoted
+from fairflower.paths import home
+
+#: Whether a site's own model (of ``alone``) may leave it, to be tested at others, and whether the
+#: site tests theirs.
+SHARES, TESTS_OTHERS = "share-own-model", "test-others-models"
+
+_FLAGS = ("secure-aggregation", SHARES, TESTS_OTHERS)
+#: Keys of a node config.
+NODE_KEYS = {"domain", "data-dir", "partition-id", "num-partitions", "smallest-group", *_FLAGS}
+
+_PATHS = ("root_certificates", "private_key", "policy", "audit_log")
+
+
+def check_node_config(node: Mapping[str, Any], where: str = "--node-config") -> None:
+    """Raise ``ConfigError`` for an unknown key, such as a mistyped one, or an invalid value."""
+    wrong = ""
+    if strange := node.keys() - NODE_KEYS:
+        wrong = unknown("key", min(strange), NODE_KEYS)
+    elif flags := [key for key in _FLAGS if type(node.get(key, True)) is not bool]:
+        wrong = f"{flags[0]}: expected true or false."
+    elif not (type(least := node.get("smallest-group", 1)) is int and least > 0):
+        wrong = "smallest-group: expected a whole number above 0."
+    if wrong:
+        raise ConfigError(f"{where}: {wrong}", public=True)
+
+
+@dataclass(frozen=True)
+class SiteConfig:
+    """Settings of ``fairflower deploy site``. Relative paths begin at the file's folder."""
+
+    superlink: Annotated[str, "Address of the SuperLink, as host:port."] = ""
+    root_certificates: Annotated[
+        str, "File of the server's certificate authority. Empty means those of the system."
+    ] = ""
+    private_key: Annotated[
+        str, "File of the site's private key. Empty means none, which few SuperLinks accept."
+    ] = ""
+    policy: Annotated[str, "File of the site's policy. Empty means that all is allowed."] = ""
+    audit_log: Annotated[
+        str, "File of the audit log. Empty means $FAIRFLOWER_HOME/audit/audit.jsonl."
+    ] = ""
+    idle_minutes: Annotated[
+        float,
+        Range(above=0),
+        "Minutes without a message after which the process with PyTorch and the data ends. The "
+        "next message starts another one.",
+    ] = 30.0
+    node: Mapping[str, Scalar] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> SiteConfig:
+        """Read a TOML file with these settings, and the node config in its table ``[node]``.
+
+        Raises ``ConfigError`` if a key is unknown, a value is not allowed, ``superlink`` is
+        missing, or a file does not exist.
+        """
+        tables = read_tables(path)
+        node, specs = tables.pop("node", {}), setting_specs(cls)
+        if not isinstance(node, dict):
+            raise ConfigError(f"{path}: node = {quoted(node)}: expected a table, [node].")
+        check_node_config(node, f"{path}, [node]")
+        for key, value in tables.items():
+            if key not in specs:
+                raise ConfigError(f"{path}: {unknown('key', key, [*specs, 'node'])}")
+            checked(f"{path}: {key}", value, specs[key])
+        site = cls(**{key_to_argument(key): value for key, value in tables.items()}, node=node)
+        if not site.superlink:
+            raise ConfigError(f"{path}: superlink is missing: the SuperLink's address, host:port.")
+        folder, given = path.parent.absolute(), {name: getattr(site, name) for name in _PATHS}
+        paths: dict[str, Any] = {n: str(folder / text) for n, text in given.items() if text}
+        for name in set(paths) - {"audit_log"}:
+            if not Path(paths[name]).is_file():
+                key = name.replace("_", "-")
+                raise ConfigError(f"{path}: {key} = {quoted(getattr(site, name))}: no such file.")
+        log = paths.get("audit_log") or str(home() / "audit" / "audit.jsonl")
+        return dataclasses.replace(site, **{**paths, "audit_log": log})

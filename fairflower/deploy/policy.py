@@ -1,0 +1,204 @@
+"""A site's policy: what a run may ask of the site, checked by the site's own code.
+
+`Policy` is read from ``policy.toml``. It is checked against the settings in each message, because
+these, and nothing else, decide what the site computes and sends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+from flwr.app import ConfigRecord, Message, MessageType
+
+from fairflower.arguments import Range, conform
+from fairflower.config import RunConfig
+from fairflower.config.methods import (
+    AdapterSpec,
+    ClientConfig,
+    DataSpec,
+    ModelSpec,
+    Spec,
+    StrategyConfig,
+    TaskSpec,
+)
+from fairflower.config.privacy import PrivacyConfig
+from fairflower.config.settings import Count
+from fairflower.config.text import (
+    argument_to_key,
+    key_to_argument,
+    names_in,
+    read_tables,
+    unknown,
+)
+from fairflower.errors import ConfigError, quoted
+from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage
+from fairflower.paths import read_text
+from fairflower.registry import METRICS, RANDOM_WEIGHTS
+from fairflower.registry.measurements import MEASUREMENTS
+from fairflower.registry.named import Registry
+from fairflower.registry.user_metrics import metric_names
+
+#: Allowed names. ``*`` stands for all built-in ones, except networks of other libraries, which are
+#: ``timm:*`` and the like. A part that is not built in, ``my_package.module:Class``, is named.
+Names = list[str]
+
+#: Parts that a policy lists -> the run config key that names them, and how a name is read.
+_PARTS: Mapping[str, type[Spec]] = {
+    "strategies": StrategyConfig,
+    "clients": ClientConfig,
+    "data": DataSpec,
+    "tasks": TaskSpec,
+    "models": ModelSpec,
+    "adapters": AdapterSpec,
+}
+_REGISTRIES = {**{key: spec.REGISTRY for key, spec in _PARTS.items()}, "metrics": METRICS}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a site allows; a key that is missing in the file has its default here."""
+
+    strategies: Names
+    clients: Names
+    models: Names
+    data: Names
+    tasks: Names = dataclasses.field(default_factory=lambda: ["*"])
+    adapters: Names = dataclasses.field(default_factory=list)
+    #: The site's own functions in `evaluate.metrics`.
+    metrics: Names = dataclasses.field(default_factory=list)
+    #: Measurements that a strategy other than the named one may have asked for.
+    measurements: Names = dataclasses.field(default_factory=list)
+    #: What every run must have.
+    protection: Literal["none", "secure-aggregation", "differential-privacy", "either"] = "none"
+    #: Largest ``privacy.max-epsilon`` of a run with differential privacy.
+    largest_epsilon: Annotated[float, Range(above=0)] = 10.0
+    #: Smallest number of other sites in every round (``min-clients``, less this site).
+    smallest_others: Count = 0
+    most_rounds: Annotated[int, Range(1)] = 1000
+    #: Whether the site trains; else it only describes its data and tests models.
+    trains: bool = True
+    #: Whether a run may name weights that the site reads or downloads (``model.weights``).
+    weights_from_elsewhere: bool = False
+
+    #: Content of the file.
+    text: str = dataclasses.field(default="", repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> Policy:
+        """Read a policy; raise ``ConfigError`` for an unknown key, name or value."""
+        tables, hints = read_tables(path), get_type_hints(cls, include_extras=True)
+        keys = [argument_to_key(name) for name in hints if name != "text"]
+        for key, value in tables.items():
+            if key not in keys:
+                raise ConfigError(f"{path}: {unknown('key', key, keys)}")
+            try:
+                conform(value, hints[key_to_argument(key)], f"{path}: {key}")
+            except ValueError as error:
+                raise ConfigError(str(error)) from error
+        for key in ("strategies", "clients", "models", "data"):
+            if key not in tables:
+                raise ConfigError(f'{path}: {key} is missing: a list of names, or ["*"].')
+        values = {key_to_argument(key): value for key, value in tables.items()}
+        policy = cls(**values, text=read_text(path, "utf-8-sig"))
+        for key, known in {**_REGISTRIES, "measurements": MEASUREMENTS}.items():
+            valid = known.names() if isinstance(known, Registry) else list(known)
+            for name in getattr(policy, key):
+                pattern = "*" in name and key != "measurements"
+                if not (name in known or (pattern and any(fnmatchcase(v, name) for v in valid))):
+                    raise ConfigError(f"{path}, {policy.line(key)}: {unknown('name', name, valid)}")
+        return policy
+
+    def line(self, key: str) -> str:
+        """Return a key and its value as TOML, without a comment, and the number of its line."""
+        lines = enumerate(self.text.splitlines(), 1)
+        found = [n for n, line in lines if re.match(rf"\s*[\"']?{key}[\"']?\s*=", line)]
+        value = json.dumps(getattr(self, key_to_argument(key)))
+        return f"{f'line {found[0]}' if found else 'by default'}: {key} = {value}"
+
+    def check(self, message: Message) -> None:
+        """Raise ``ConfigError`` with the policy's line unless it allows what a message asks for.
+
+        Nothing that the message names is imported before its name is allowed.
+        """
+        records, kind = message.content.config_records, message.metadata.message_type
+        config = records.get("config", ConfigRecord())
+        self._require("trains", self.trains or not kind.startswith(MessageType.TRAIN), kind)
+        if RECORD_KEY_CONFIGS in records:
+            self._check_stage(records[RECORD_KEY_CONFIGS])
+        protocol = kind == MessageType.TRAIN and RECORD_KEY_CONFIGS in records
+        if not config and (protocol or kind == MessageType.QUERY):
+            return  # a step without training, or a question for the node's number
+        self._check_names(config)
+        run = RunConfig.from_message(config)
+        self._check_names(run.concise())  # the defaults of names that the message leaves out
+        self._check_settings(run, config, kind)
+
+    def _check_names(self, config: Mapping[str, Any]) -> None:
+        for key, spec in _PARTS.items():
+            if text := config.get(spec.KEY):
+                self._require_name(key, spec.KEY, spec.read(str(text)).name)
+        for place in metric_names(str(config.get("evaluate.metrics", ""))).values():
+            self._require_name("metrics", "evaluate.metrics", place)
+
+    def _require_name(self, key: str, setting: str, name: str) -> None:
+        registry, allowed = _REGISTRIES[key], getattr(self, key)
+        family = registry.family(name)
+        patterns = [a for a in allowed if not family or a.startswith(f"{family}:")]
+        built_in = bool(family) or name in registry.data
+        fits = name in allowed or (built_in and any(fnmatchcase(name, p) for p in patterns))
+        self._require(key, fits, f"{setting} = {quoted(name)}")
+
+    def _check_settings(self, run: RunConfig, config: Mapping[str, Any], kind: str) -> None:
+        rounds = max(run.num_server_rounds, int(config.get("server-round", 0)))
+        self._require("most-rounds", rounds <= self.most_rounds, f"round {rounds}")
+        others = f"min-clients = {run.min_clients} (expected {self.smallest_others + 1} or more)"
+        enough = not self.smallest_others or run.min_clients > self.smallest_others
+        self._require("smallest-others", enough, others)
+        weights = run.model.weights
+        fits = self.weights_from_elsewhere or weights in ("", RANDOM_WEIGHTS)
+        self._require("weights-from-elsewhere", fits, f"model.weights = {quoted(weights)}")
+        asked = names_in(str(config.get("measure", "")))
+        self._check_protection(run.secure_aggregation, run.privacy, kind, asked)
+        if asked := [name for name in asked if name not in self.measurements]:
+            own = run.strategy.make()._measurements
+            for name in asked:
+                self._require("measurements", name in own, f"{run.strategy.name} with {name}")
+
+    def _check_protection(
+        self, masked: bool, privacy: PrivacyConfig, kind: str, asked: list[str]
+    ) -> None:
+        key, wanted = "protection", self.protection
+        met = {"secure-aggregation": masked, "differential-privacy": privacy.on}
+        fits = any(met.values()) if wanted == "either" else met.get(wanted, True)
+        self._require(key, fits, "the run has neither" if wanted == "either" else f"no {wanted}")
+        if not privacy.on:
+            return
+        epsilon = privacy.max_epsilon
+        fits = 0 < epsilon <= self.largest_epsilon
+        self._require("largest-epsilon", fits, f"privacy.max-epsilon = {epsilon:g}")
+        if wanted == "differential-privacy" or (wanted == "either" and not masked):
+            self._require(key, not privacy.noise_seed, "privacy.noise-seed, which undoes the noise")
+            noised = privacy.number_noise_multiplier > 0 or not asked
+            self._require(key, noised, "numbers with privacy.number-noise-multiplier = 0")
+            # Such runs test on the server, and these replies would have no noise.
+            clear = kind in (MessageType.EVALUATE, "train.measure")
+            self._require(key, not clear, f"a message {kind!r}, whose reply has no noise")
+
+    def _check_stage(self, asked: Mapping[str, Any]) -> None:
+        """Check the number of sites in a sum, which the first and the last step tell."""
+        sizes = {Stage.SETUP: asked.get(Key.SAMPLE_NUMBER, 0)}
+        sizes[Stage.UNMASK] = len(asked.get(Key.ACTIVE_NODE_ID_LIST, ()))
+        if (stage := asked.get(Key.STAGE)) in sizes:
+            words = f"{sizes[stage]} sites in the sum"
+            self._require("smallest-others", sizes[stage] > self.smallest_others, words)
+
+    def _require(self, key: str, holds: bool, asked: str) -> None:
+        if not holds:
+            raise ConfigError(f"Refused by the site's policy ({self.line(key)}): {asked}.")

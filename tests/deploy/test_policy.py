@@ -1,0 +1,515 @@
+"""A site's policy against the settings of messages, its audit log, and the file of its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import stat
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from command import invoke
+from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from processes import ROOT, environment
+from processes import run as run_command
+
+from fairflower.arrays import record_of
+from fairflower.config import RunConfig
+from fairflower.config.run import schema
+from fairflower.config.site import SiteConfig
+from fairflower.deploy.audit import AuditLog, entry
+from fairflower.deploy.policy import Policy
+from fairflower.deploy.site import Site, Worker, WorkerEnded, _work
+from fairflower.errors import ConfigError
+from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage, set_task_identity
+
+OPEN = 'strategies = ["*"]\nclients = ["*"]\nmodels = ["*"]\ndata = ["*"]\n'
+
+
+@pytest.fixture(autouse=True)
+def identity() -> None:
+    """Messages can be constructed."""
+    set_task_identity()
+
+
+def policy(folder: Path, more: str = "", text: str = OPEN) -> Policy:
+    path = folder / "policy.toml"
+    path.write_text(text + more)
+    return Policy.read(path)
+
+
+def message(settings: Mapping[str, Any], kind: str = MessageType.TRAIN, **more: Any) -> Message:
+    """A message as fairflower's server sends it: with all settings."""
+    config = {k: v for k, v in {**RunConfig().to_flat(), **settings}.items() if v is not None}
+    content = RecordDict({"config": ConfigRecord({**config, "server-round": 1, **more})})
+    return Message(content, dst_node_id=1, message_type=kind)
+
+
+def step(stage: str, **asked: Any) -> Message:
+    """A message of Flower's protocol that has no settings."""
+    record = ConfigRecord({Key.STAGE: stage, **asked})
+    return Message(
+        RecordDict({RECORD_KEY_CONFIGS: record}), dst_node_id=1, message_type=MessageType.TRAIN
+    )
+
+
+# Refused by: the policy's lines after OPEN, the message's settings, its kind, and the answer.
+REFUSED = [
+    ('strategies = ["fedavg", "qffl"]', {"strategy.name": "fedheal"}, "train", "'fedheal'"),
+    ('strategies = ["qffl"]', {"strategy.name": "fedavg:tau=1"}, "query", "'fedavg'"),
+    ('clients = ["sgd"]', {"client.name": "fedprox:mu=1"}, "train", "'fedprox'"),
+    ('models = ["mlp"]', {"model.name": "cnn"}, "evaluate", "'cnn'"),
+    ('models = ["timm:*"]', {"model.name": "hf:bert"}, "train", "'hf:bert'"),
+    ('models = ["*"]', {"model.name": "timm:vit"}, "train", "'timm:vit'"),
+    ('data = ["npz"]', {"data.name": "images:bits=12"}, "query", "'images'"),
+    ("", {"data.name": "site_spy:Data"}, "query", "'site_spy:Data'"),
+    ("", {"model.name": "site_spy:Net"}, "train", "'site_spy:Net'"),
+    ("", {"client.name": "site_spy:Trainer"}, "train", "'site_spy:Trainer'"),
+    ("", {"strategy.name": "site_spy:Rule"}, "train", "'site_spy:Rule'"),
+    ("", {"data.task": "site_spy:Task"}, "train", "'site_spy:Task'"),
+    ("", {"evaluate.metrics": "site_spy:leak"}, "evaluate", "'site_spy:leak'"),
+    ("", {"model.name": "cnn", "model.adapter": "lora:r=8"}, "train", "'lora'"),
+    ("most-rounds = 20", {"num-server-rounds": 21}, "train", "round 21"),
+    ("smallest-others = 2", {"min-clients": 2}, "train", "min-clients = 2 (expected 3 or more)"),
+    ("trains = false", {}, "train", "train"),
+    ("trains = false", {}, "train.measure", "train.measure"),
+    ("", {"model.name": "resnet18", "model.weights": "imagenet"}, "train", "'imagenet'"),
+    ('protection = "secure-aggregation"', {}, "query", "no secure-aggregation"),
+    ('protection = "either"', {}, "train", "the run has neither"),
+    (
+        'protection = "differential-privacy"',
+        {"secure-aggregation": True},
+        "train",
+        "no differential-privacy",
+    ),
+    (
+        "largest-epsilon = 4",
+        {"privacy.noise-multiplier": 1.0, "privacy.max-epsilon": 8.0},
+        "train",
+        "privacy.max-epsilon = 8",
+    ),
+    ("", {"privacy.noise-multiplier": 1.0}, "train", "privacy.max-epsilon = 0"),
+]
+
+
+@pytest.mark.parametrize(("lines", "settings", "kind", "words"), REFUSED)
+def test_a_policy_refuses_what_it_does_not_allow_with_its_line(
+    lines: str,
+    settings: dict[str, Any],
+    kind: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "site_spy.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    key = lines.partition(" =")[0]
+    text = "".join(f"{line}\n" for line in OPEN.splitlines() if not line.startswith(f"{key} ="))
+    with pytest.raises(ConfigError) as caught:
+        policy(tmp_path, lines, text).check(message(settings, kind))
+    error = str(caught.value)
+    assert error.startswith("Refused by the site's policy (")
+    assert words in error
+    if lines:
+        assert f"(line {text.count(chr(10)) + 1}: {lines})" in error
+    assert "site_spy" not in sys.modules
+    policy(tmp_path).check(message({}, kind))
+
+
+@pytest.mark.parametrize(
+    ("lines", "settings", "kind"),
+    [
+        ("", {}, "train"),
+        ('measurements = ["fisher"]', {"measure": "fisher"}, "train"),
+        ("", {"strategy.name": "qffl", "measure": "received_loss"}, "train"),
+        ('protection = "secure-aggregation"', {"secure-aggregation": True}, "train"),
+        ('protection = "either"', {"secure-aggregation": True}, "evaluate"),
+        (
+            'protection = "either"\nlargest-epsilon = 8',
+            {"privacy.noise-multiplier": 1.0, "privacy.max-epsilon": 8.0},
+            "train",
+        ),
+        ("smallest-others = 2\nmost-rounds = 30", {"min-clients": 3}, "train"),
+        ("trains = false", {}, "evaluate"),
+        (
+            "weights-from-elsewhere = true",
+            {"model.name": "resnet18", "model.weights": "x"},
+            "query",
+        ),
+        ('adapters = ["lora"]', {"model.adapter": "lora"}, "train"),
+    ],
+)
+def test_a_policy_allows_what_it_lists(
+    lines: str, settings: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    settings, more = dict(settings), {}
+    if "measure" in settings:
+        more["measure"] = settings.pop("measure")
+    policy(tmp_path, lines).check(message(settings, kind, **more))
+
+
+def test_a_part_of_the_sites_own_has_to_be_named(tmp_path: Path) -> None:
+    own = OPEN.replace('data = ["*"]', 'data = ["my_package.data:Table", "npz"]')
+    held = policy(tmp_path, "", own)
+    asked = message({"data.name": "my_package.data:Other", "model.name": "mlp"})
+    with pytest.raises(ConfigError, match=r"line 4: data = .*'my_package.data:Other'"):
+        held.check(asked)
+    held._check_names({"data.name": "my_package.data:Table"})
+
+
+def test_names_that_a_message_leaves_out_have_the_defaults_which_are_checked(
+    tmp_path: Path,
+) -> None:
+    held = policy(tmp_path, "", OPEN.replace('strategies = ["*"]', 'strategies = ["qffl"]'))
+    bare = Message(RecordDict({"config": ConfigRecord({"server-round": 1})}), 1, MessageType.TRAIN)
+    with pytest.raises(ConfigError, match="'fedheal'"):
+        held.check(bare)
+    with pytest.raises(ConfigError, match="'fedheal'"):
+        held.check(Message(RecordDict(), dst_node_id=1, message_type=MessageType.TRAIN))
+    held.check(Message(RecordDict(), dst_node_id=1, message_type=MessageType.QUERY))
+
+
+def test_a_strategy_may_ask_only_for_its_own_measurements(tmp_path: Path) -> None:
+    asked = message({"strategy.name": "fedavg"}, measure="received_loss,fisher")
+    with pytest.raises(ConfigError, match=r"by default: measurements = \[\]\): fedavg with rec"):
+        policy(tmp_path).check(asked)
+
+
+def test_replies_without_noise_are_refused_where_noise_is_required(tmp_path: Path) -> None:
+    held = policy(tmp_path, 'protection = "differential-privacy"')
+    private = {"privacy.noise-multiplier": 1.0, "privacy.max-epsilon": 8.0}
+    held.check(message(private))
+    for kind in ("evaluate", "train.measure"):
+        with pytest.raises(ConfigError, match="whose reply has no noise"):
+            held.check(message(private, kind))
+    with pytest.raises(ConfigError, match="undoes the noise"):
+        held.check(message({**private, "privacy.noise-seed": 1}))
+    asked = {**private, "strategy.name": "qffl"}
+    with pytest.raises(ConfigError, match=r"numbers with privacy\.number-noise-multiplier = 0"):
+        held.check(message(asked, measure="received_loss"))
+    held.check(message({**asked, "privacy.number-noise-multiplier": 1.0}, measure="received_loss"))
+    with pytest.raises(ConfigError, match="whose reply has no noise"):  # masks beside noise
+        held.check(message({**private, "secure-aggregation": True}, "evaluate"))
+
+
+def test_the_number_of_sites_in_a_masked_sum_is_checked(tmp_path: Path) -> None:
+    held = policy(tmp_path, "smallest-others = 3")
+    held.check(step(Stage.SETUP, sample_num=4))
+    held.check(step(Stage.SHARE_KEYS))
+    held.check(step(Stage.UNMASK, active_nids=[1, 2, 3, 4]))
+    for wrong in (step(Stage.SETUP, sample_num=3), step(Stage.UNMASK, active_nids=[1, 2, 3])):
+        with pytest.raises(ConfigError, match=r"line 5: smallest-others = 3\): 3 sites in the sum"):
+            held.check(wrong)
+    with pytest.raises(ConfigError, match="trains"):
+        policy(tmp_path, "trains = false").check(step(Stage.SETUP, sample_num=4))
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "train.measure"])
+def test_a_step_of_the_protocol_lets_no_other_message_pass(kind: str, tmp_path: Path) -> None:
+    held = policy(tmp_path, "", OPEN.replace('strategies = ["*"]', 'strategies = ["qffl"]'))
+    disguised = step(Stage.SETUP, sample_num=4)
+    disguised.metadata.message_type = kind
+    with pytest.raises(ConfigError, match="line 1: strategies"):  # of the default settings
+        held.check(disguised)
+
+
+def test_networks_of_other_libraries_have_to_be_named(tmp_path: Path) -> None:
+    held = policy(tmp_path, "", OPEN.replace('models = ["*"]', 'models = ["*", "timm:*"]'))
+    held._check_names({"model.name": "timm:vit_tiny"})
+    with pytest.raises(ConfigError, match="'hf:bert'"):
+        held._check_names({"model.name": "hf:bert"})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("strategy = ['*']\n" + OPEN, "Unknown key 'strategy'. Did you mean 'strategies'?"),
+        (OPEN.replace('strategies = ["*"]\n', ""), "strategies is missing: a list of names"),
+        (OPEN.replace('clients = ["*"]', 'clients = ["sgdd"]'), "line 2: clients = ..sgdd..: Unk"),
+        (OPEN.replace('clients = ["*"]', "clients = 'sgd'"), "clients = 'sgd': expected a list"),
+        (OPEN.replace('models = ["*"]', 'models = ["timn:*"]'), "line 3: models = .*Unknown name"),
+        (OPEN + "metrics = ['*']", "line 5: metrics = .*Unknown name"),
+        (OPEN + "measurements = ['*']", "line 5: measurements = .*Unknown name"),
+        (OPEN + "measurements = ['fischer']", "'fischer'. Did you mean 'fisher'?"),
+        (OPEN + "most-rounds = 0", "most-rounds = 0: expected a number >= 1"),
+        (OPEN + "trains = 1", "trains = 1: expected true or false"),
+        (OPEN + "protection = 'masks'", "expected one of none, secure-aggregation, differential"),
+        (OPEN + "largest-epsilon = 0", "largest-epsilon = 0: expected a number above 0"),
+        (OPEN + "[data]\n", "is not valid TOML"),
+    ],
+)
+def test_a_policy_with_a_mistake_is_refused_at_the_start(
+    text: str, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        policy(tmp_path, "", text)
+    assert str(tmp_path / "policy.toml") in str(caught.value)
+
+
+def test_the_policy_in_the_documents_is_valid(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    example = text.partition("### A site's policy")[2].partition("```toml\n")[2]
+    held = policy(tmp_path, "", example.partition("```")[0])
+    asked = {"strategy.name": "qffl", "model.name": "resnet18", "data.name": "images"}
+    asked |= {"secure-aggregation": True, "min-clients": 3}
+    held.check(message(asked, measure="received_loss"))
+    keys = {field.name for field in dataclasses.fields(Policy)} - {"text"}
+    section = text.partition("### A site's policy")[2].partition("### The audit log")[0]
+    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]
+    named = {name for cell in cells for name in re.findall("`([a-z-]+)`", cell)}
+    assert named == {key.replace("_", "-") for key in keys}
+
+
+# --- the file of a site's settings -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "superlink is missing"),
+        ("superlink = 'a:1'\npolcy = 'p'", "Unknown key 'polcy'. Did you mean 'policy'?"),
+        ("superlink = 'a:1'\nidle-minutes = 0", "expected a number above 0"),
+        ("superlink = 'a:1'\npolicy = 'p.toml'", "policy = 'p.toml': no such file"),
+        ("superlink = 'a:1'\n[node]\ndata_dir = '/d'", "Did you mean 'data-dir'?"),
+        ("superlink = 'a:1'\nnode = 3", "node = 3: expected a table"),
+    ],
+)
+def test_a_mistake_in_a_sites_file_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text(text)
+    result = invoke("deploy", "site", str(tmp_path / "site.toml"), env={"COLUMNS": "300"})
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.split())
+
+
+def test_paths_of_a_site_begin_at_the_folder_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text(OPEN)
+    file = tmp_path / "site.toml"
+    file.write_text("superlink = 'a:1'\npolicy = 'policy.toml'\n[node]\ndomain = 'north'\n")
+    site = SiteConfig.read(file)
+    assert (site.policy, dict(site.node)) == (str(tmp_path / "policy.toml"), {"domain": "north"})
+    assert site.audit_log.endswith("audit/audit.jsonl")
+
+
+# --- the audit log ---------------------------------------------------------------------------
+
+
+def reply_to(asked: Message) -> Message:
+    arrays = record_of({"w": np.array([[3.0, 4.0]], np.float32), "n": np.array([np.nan])})
+    numbers = MetricRecord({"num-examples": 7, "train_loss": 0.5})
+    return Message(RecordDict({"arrays": arrays, "metrics": numbers}), reply_to=asked)
+
+
+def test_a_line_of_the_audit_log_says_what_left_but_no_value(tmp_path: Path) -> None:
+    hidden = {"run-name": "meier", "output-dir": "/home/meier", "data.dir": "/home/meier"}
+    asked = message({**hidden, "train.lr": 0.3, "strategy.name": "qffl"}, measure="received_loss")
+    log = AuditLog(tmp_path / "audit" / "audit.jsonl")
+    log.write(asked, reply_to(asked), refused=False)
+    log.write(asked, "ConfigError: no", refused=True)
+    log.close()
+    answered, refused = map(json.loads, (tmp_path / "audit/audit.jsonl").read_text().splitlines())
+    assert answered.pop("time").endswith("+00:00")
+    assert answered == {
+        "run": "1",
+        "round": 1,
+        "kind": "train",
+        "settings": {"train.lr": 0.3, "strategy.name": "qffl"},
+        "measure": "received_loss",
+        "outcome": "answered",
+        "reason": "",
+        "sent": {
+            "num-arrays": 2,
+            "arrays": {
+                "arrays": {"w": {"shape": [1, 2], "norm": 5.0}, "n": {"shape": [1], "norm": None}}
+            },
+            "values": {"metrics": ["num-examples", "train_loss"]},
+        },
+    }
+    assert (refused["outcome"], refused["reason"]) == ("refused", "ConfigError: no")
+    assert refused["sent"] == {}
+    assert stat.S_IMODE((tmp_path / "audit" / "audit.jsonl").stat().st_mode) == 0o600
+
+
+def test_strange_values_of_a_server_fit_into_a_line() -> None:
+    asked = message({"train.lr": float("nan")}, **{"measure": "x" * 1000})
+    asked.content["config"]["train.momentum"] = b"\xff"  # type: ignore[index]
+    line = entry(asked, "no", refused=True)
+    assert json.loads(json.dumps(line, allow_nan=False)) == line
+    assert line["settings"] == {"train.lr": "nan", "train.momentum": "b'\\xff'"}
+    assert len(line["measure"]) <= 120
+    assert line["kind"] == "train"
+    assert entry(step(Stage.SETUP), "no", refused=True)["kind"] == "train (setup)"
+
+
+def test_the_audit_log_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairflower.deploy.audit.MOST_BYTES", 1000)
+    log = AuditLog(tmp_path / "audit.jsonl")
+    for _ in range(8):
+        log.write(message({}), "no", refused=True)
+    log.close()
+    assert {path.name for path in tmp_path.iterdir()} >= {"audit.jsonl", "audit.jsonl.1"}
+    for path in tmp_path.iterdir():
+        assert path.stat().st_size <= 1000
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+# --- a site without processes ----------------------------------------------------------------
+
+
+class FakeWorker:
+    """Counts the messages that reach it."""
+
+    def __init__(self) -> None:
+        self.asked: list[Message] = []
+        self.used = time.monotonic()
+
+    def answer(self, asked: Message, context: Context, keep: Any) -> tuple[Message, Context]:
+        self.asked.append(asked)
+        if "boom" in asked.content.config_records["config"]:
+            raise WorkerEnded("the site's process ended")
+        return reply_to(asked), context
+
+
+def answers(site: Site, *messages: Message, client_app: bool = True) -> list[Any]:
+    """The replies, or the reasons for none, that leave a site."""
+    sent: list[Any] = []
+    for asked in messages:
+        task: Any = SimpleNamespace(
+            message=asked,
+            context=Context(1, 1, {}, RecordDict(), {}),
+            keep=lambda: None,
+            is_client_app=client_app,
+            answer=lambda reply, _: sent.append(reply),
+        )
+        site.answer(task)
+    return sent
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    (tmp_path / "policy.toml").write_text(OPEN + "most-rounds = 30\n")
+    log = str(tmp_path / "audit.jsonl")
+    made = Site(SiteConfig("a:1", policy=str(tmp_path / "policy.toml"), audit_log=log))
+    made._worker = FakeWorker()  # type: ignore[assignment]
+    return made
+
+
+def lines(site: Site) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(site.config.audit_log).read_text().splitlines()]
+
+
+def test_a_refused_message_never_reaches_the_worker(site: Site) -> None:
+    wrong = message({}, **{"server-round": "many"})  # of another type than a server sends
+    sent = answers(site, message({"num-server-rounds": 31}), wrong, message({}))
+    assert sent[0].startswith("<class 'fairflower.errors.ConfigError'>:<'Refused by the site's pol")
+    assert "line 5: most-rounds = 30" in sent[0]
+    assert sent[1].startswith("<class 'ValueError'>")
+    assert isinstance(sent[2], Message)
+    assert len(site._worker.asked) == 1  # type: ignore[attr-defined]
+    outcomes = [(line["outcome"], line["reason"]) for line in lines(site)]
+    assert outcomes == [("refused", sent[0]), ("refused", sent[1]), ("answered", "")]
+
+
+def test_a_message_for_another_kind_of_app_is_refused(site: Site) -> None:
+    (sent,) = answers(site, message({}), client_app=False)
+    assert "no AgentApp" in sent
+    assert lines(site)[0]["outcome"] == "refused"
+
+
+def test_a_worker_that_ends_gives_an_error(site: Site) -> None:
+    (sent,) = answers(site, message({}, boom=1))
+    assert "the site's process ended" in sent
+    assert lines(site)[0]["outcome"] == "failed"
+
+
+def test_nothing_is_sent_that_the_audit_log_does_not_have(site: Site) -> None:
+    site._audit.close()
+    Path(site.config.audit_log).unlink()
+    Path(site.config.audit_log).mkdir()  # cannot be opened as a file
+    (sent,) = answers(site, message({}))
+    assert "the site cannot write its audit log; nothing was sent" in sent
+
+
+def test_a_worker_that_is_idle_for_long_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[float] = []
+    site._worker = Worker()
+    monkeypatch.setattr(site._worker, "end", lambda: ended.append(now))
+    queue: Any = SimpleNamespace(next=lambda: None)
+    for now in (29 * 60, 31 * 60):
+        site._worker.used = time.monotonic() - now
+        assert not site._serve(queue)
+    assert ended == [31 * 60]
+
+
+def test_a_message_that_cannot_be_read_is_left_to_flower(site: Site) -> None:
+    def unreadable() -> None:
+        raise ValueError("no such object")
+
+    queue: Any = SimpleNamespace(next=unreadable)
+    assert not site._serve(queue)
+
+
+def test_a_worker_reads_the_images_again_in_a_new_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [(message({}), Context(run, 1, {}, RecordDict(), {})) for run in (7, 7, 8)]
+    log: list[Any] = []
+
+    def app(message: Message, context: Context) -> Message:
+        if context.run_id == 8:
+            raise ValueError("no data")
+        log.append(context.run_id)
+        return reply_to(message)
+
+    def receive() -> Any:
+        if not asked:
+            raise EOFError
+        return asked.pop(0)
+
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("fairflower.client_app.app", app)
+    monkeypatch.setattr("fairflower.client_app.forget_code", lambda: log.append("again"))
+    pipe: Any = SimpleNamespace(recv=receive, send=lambda answer: log.append(type(answer[0])))
+    _work(pipe)
+    assert log == ["again", 7, Message, 7, Message, "again", str]
+
+
+@pytest.mark.slow
+def test_a_site_checks_and_refuses_without_pytorch(tmp_path: Path) -> None:
+    program = f"""
+import sys
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, RecordDict
+from fairflower.deploy.audit import entry
+from fairflower.deploy.site import Policy
+from fairflower.flower_compat import set_task_identity
+set_task_identity()
+settings = {{"data.name": "npz", "strategy.name": "qffl", "measure": "received_loss"}}
+asked = Message(RecordDict({{"config": ConfigRecord(settings)}}), 1, "train")
+Path("policy.toml").write_text({OPEN!r})
+Policy.read(Path("policy.toml")).check(asked)
+assert entry(asked, "no", refused=True)["settings"]["strategy.name"] == "qffl"
+assert "torch" not in sys.modules
+"""
+    run_command([sys.executable, "-c", program], env=environment(tmp_path), cwd=tmp_path)
+
+
+def test_the_command_of_the_supernode_leaves_messages_to_the_site(site: Site) -> None:
+    command = site.command(9, Path("secret"))
+    assert command[command.index("--isolation") + 1] == "process"
+    assert command[command.index("--superexec-auth-secret-file") + 1] == "secret"
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+    assert "--allow-runtime-dependency-installation" not in command
+
+
+def test_every_setting_that_names_code_is_in_the_policy() -> None:
+    """A new setting that names a class must not pass by the policy."""
+    named = {key for key, spec in schema().items() if "module:" in spec.help}
+    assert named == {
+        *("data.name", "data.task", "model.name", "evaluate.metrics"),
+        *("participation.policy", "track"),  # only the server reads these
+    }
