@@ -212,7 +212,7 @@ def result_links(names: list[str], method: type) -> Iterator[str]:
     """Yield links to documents whose tables have a row of the method, by name or class name."""
     words = "|".join(re.escape(name) for name in [*names, method.__name__])
     row = re.compile(rf"^\|[^|\n]*(?<![\w-])({words})(?![\w-])", re.MULTILINE)
-    for path in (*sorted(tables.ROOT.glob("experiments/*.md")), tables.ROOT / "docs" / "faults.md"):
+    for path in sorted(tables.ROOT.glob("experiments/*.md")):
         text = path.read_text(encoding="utf-8")
         if path.name != "README.md" and row.search(text):
             title = text.partition("\n")[0].removeprefix("# ")

@@ -44,6 +44,7 @@ from fairflower.strategies import STRATEGIES, FairStrategy
 from fairflower.testing import check_data, check_strategy, check_task
 
 DOCS = Path(__file__).parents[1] / "docs"
+LIARS = DOCS.parent / "experiments" / "liars.md"
 CLIENTS = 4
 
 #: Page -> the most words that it may have, as counted by ``wc -w``.
@@ -502,10 +503,9 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def liar_tables() -> list[list[list[str]]]:
-    """Return the cells of the tables about lying clients."""
-    _, _, section = (DOCS / "faults.md").read_text().partition("## Clients that lie")
-    section, _, _ = section.partition("\n## ")
-    tables = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)[1:]  # the first has the keys
+    """Return the cells of the tables about one lying client."""
+    section, _, _ = LIARS.read_text().partition("\n## Several liars")
+    tables = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)
     return [
         [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
         for table in tables
@@ -529,7 +529,7 @@ def test_the_table_on_liars_in_training_matches_its_summary(
 
     table = liars.table(liars.read_summary(liars.CSV))
     rows = [line for line in table.splitlines() if line.startswith("|")]
-    assert "\n".join(rows) in (DOCS / "faults.md").read_text(), "run benchmarks/liars.py"
+    assert "\n".join(rows) in LIARS.read_text(), "run benchmarks/liars.py"
 
 
 @pytest.mark.slow

@@ -44,9 +44,10 @@ SUMMARIES = (
 )
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
-#: The index and the protocol report nothing; ``benchmarks/error_rates.py`` writes its own document.
+#: The index and the protocol report nothing; programs of ``benchmarks/`` write the last two.
 WITHOUT_SUMMARY = {
-    EXPERIMENTS / name for name in ("README.md", "results.md", "protocol.md", "error-rates.md")
+    EXPERIMENTS / f"{name}.md"
+    for name in ("README", "results", "protocol", "error-rates", "liars")
 }
 DOCUMENTS = sorted(set(EXPERIMENTS.glob("*.md")) - WITHOUT_SUMMARY)
 
