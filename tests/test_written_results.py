@@ -46,8 +46,7 @@ SUMMARIES = (
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 #: The index and the protocol report nothing; programs of ``benchmarks/`` write the last two.
 WITHOUT_SUMMARY = {
-    EXPERIMENTS / f"{name}.md"
-    for name in ("README", "results", "protocol", "error-rates", "liars")
+    EXPERIMENTS / f"{name}.md" for name in ("README", "results", "protocol", "error-rates", "liars")
 }
 DOCUMENTS = sorted(set(EXPERIMENTS.glob("*.md")) - WITHOUT_SUMMARY)
 
@@ -746,7 +745,8 @@ def test_documented_intervals_are_among_the_computed_ones(findings: Findings) ->
         for way, ends in ((1, (d.low, d.high)), (-1, (d.high, d.low)))
         for digits in (1, 2)
     }
-    for name in ("docs/results.md", "docs/what-holds.md", "experiments/results.md"):
+    pages = ("results", "which-method", "what-holds", "../experiments/results")
+    for name in (f"docs/{page}.md" for page in pages):
         for mean_of, ends in INTERVAL.findall(words_of(name)):
             assert (mean_of, *ends.split(", ")) in known, f"{name}: {mean_of} [{ends}]"
 
