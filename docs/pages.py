@@ -166,7 +166,8 @@ def method_page(kind: str, names: list[str], method: Any) -> str:
     parts += ["## Arguments"] if arguments else []
     for name, argument in arguments.items():
         heading = f"`{table}.{argument_to_key(name)} = {as_config_value(argument.default)}`"
-        text = f"*{allowed_values(argument)}.* {meanings.get(name, '')}"
+        tuned = f" `fairflower tune` tries {argument.search}." if argument.search else ""
+        text = f"*{allowed_values(argument)}.* {meanings.get(name, '').strip()}{tuned}"
         parts.append(f"{heading}\n:   {indent(text, ' ' * 4).strip()}")
     parts += after
     if links := list(result_links(names, method)):

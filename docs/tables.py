@@ -16,11 +16,10 @@ from types import FunctionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fairflower.aggregation.cohort import Cohort
-from fairflower.config import ClientConfig, RunConfig, StrategyConfig
+from fairflower.config import ClientConfig, RunConfig
 from fairflower.config.run import default_values, key_help
 from fairflower.config.text import toml_tables
 from fairflower.errors import ConfigError
-from fairflower.plans.tuning import search_space
 from fairflower.registry import CLIENTS, TASKS
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies import STRATEGIES, FairStrategy
@@ -142,20 +141,6 @@ def clients() -> str:
     return _table(("client", "exchange", "may come from the server", "leaves the client"), rows)
 
 
-def ranges() -> str:
-    """Return the table of arguments that `fairflower tune` tunes, with their ranges."""
-    rows = [
-        (f"`{config.name}`", f"`{key}`", f"{argument.default:g}", str(argument.search))
-        for config, table in (
-            *((StrategyConfig(name), "strategy.") for name in STRATEGIES),
-            *((ClientConfig(name), "client.") for name in CLIENTS),
-        )
-        for key, argument in search_space(RunConfig(**{config.TABLE: config})).items()
-        if key.startswith(table)
-    ]
-    return _table(("method", "argument", "default", "range"), rows)
-
-
 #: Settings of a private run, by which the registry says which methods allow it.
 PRIVATE = (
     {"secure-aggregation": True},
@@ -226,7 +211,7 @@ TABLES = {
     table.__name__: table
     for table in (
         *(all_strategies, all_clients, strategies, secure, measurements, cohort),
-        *(clients, ranges, settings, all_tasks, tasks, first),
+        *(clients, settings, all_tasks, tasks, first),
     )
 }
 
