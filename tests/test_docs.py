@@ -47,8 +47,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 LIARS = DOCS.parent / "experiments" / "liars.md"
 CLIENTS = 4
 
-#: Page -> the most words that it may have, as counted by ``wc -w``.
-WORDS = {"README.md": 900, "docs/results.md": 1200}
+#: Page or pages -> the most words that they may have together, as counted by ``wc -w``.
+WORDS = {"README.md": 900, "docs/results.md": 1200, "docs/*.md": 37_000}
 
 
 class Net(nn.Sequential):
@@ -614,6 +614,18 @@ def test_the_documented_task_learns_the_quantile_of_demand(
     assert costs["north"] < costs["station"]
 
 
-@pytest.mark.parametrize("page", WORDS)
-def test_no_page_is_longer_than_a_reader_reads(page: str) -> None:
-    assert len((DOCS.parent / page).read_text(encoding="utf-8").split()) <= WORDS[page]
+@pytest.mark.parametrize("pages", WORDS)
+def test_no_page_is_longer_than_a_reader_reads(pages: str) -> None:
+    texts = [path.read_text(encoding="utf-8") for path in DOCS.parent.glob(pages)]
+    assert sum(len(text.split()) for text in texts) <= WORDS[pages]
+
+
+#: Pages that do not say yet where to go next.
+WITHOUT_NEXT = {"data", "deployment", "privacy"}
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)
+def test_every_page_ends_with_one_or_two_links_to_the_next(path: Path) -> None:
+    *_, last = path.read_text(encoding="utf-8").rstrip().split("\n\n")
+    assert path.stem in WITHOUT_NEXT or last.startswith("Next: ")
+    assert path.stem in WITHOUT_NEXT or 1 <= last.count("](") <= 2
