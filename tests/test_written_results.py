@@ -408,6 +408,18 @@ def test_who_gains_and_who_loses_is_said_of_each_benchmark(
     assert not any("fedavg" in signs[1] for signs in changed.values())
 
 
+def test_the_page_on_methods_lists_where_each_is_better_or_worse(findings: Findings) -> None:
+    page = (EXPERIMENTS.parent / "docs" / "which-method.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("<!-- table: first -->")
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    judged = {b.name: findings.judged(b) for b in findings.benchmarks}
+    assert {row[0].strip("`") for row in rows} == set(judged["digits"])
+    for method, *_, better, worse in rows:
+        for listed, sign in ((better, 1), (worse, -1)):
+            names = [name for name, of in judged.items() if of[method.strip("`")].sign == sign]
+            assert listed == (", ".join(names) or "none")
+
+
 def test_the_sweeps_in_the_documents_match_the_leaderboard(
     findings: Findings, summary: str
 ) -> None:
