@@ -6,7 +6,7 @@
 Digits with twenty clients: twelve of MNIST, five of USPS, two of SYN and one of SVHN. Liars are
 clients of MNIST, so the small domains SVHN and SYN are always honest. All liars tell the same lie
 (`Liar`). Krum, the median and the trimmed mean are Flower's strategies. The lies and the settings
-are defined below; the table is in docs/faults.md.
+are defined below; the table is in experiments/liars.md.
 """
 
 from __future__ import annotations

@@ -166,7 +166,8 @@ def method_page(kind: str, names: list[str], method: Any) -> str:
     parts += ["## Arguments"] if arguments else []
     for name, argument in arguments.items():
         heading = f"`{table}.{argument_to_key(name)} = {as_config_value(argument.default)}`"
-        text = f"*{allowed_values(argument)}.* {meanings.get(name, '')}"
+        tuned = f" `fairflower tune` tries {argument.search}." if argument.search else ""
+        text = f"*{allowed_values(argument)}.* {meanings.get(name, '').strip()}{tuned}"
         parts.append(f"{heading}\n:   {indent(text, ' ' * 4).strip()}")
     parts += after
     if links := list(result_links(names, method)):
@@ -212,7 +213,7 @@ def result_links(names: list[str], method: type) -> Iterator[str]:
     """Yield links to documents whose tables have a row of the method, by name or class name."""
     words = "|".join(re.escape(name) for name in [*names, method.__name__])
     row = re.compile(rf"^\|[^|\n]*(?<![\w-])({words})(?![\w-])", re.MULTILINE)
-    for path in (*sorted(tables.ROOT.glob("experiments/*.md")), tables.ROOT / "docs" / "faults.md"):
+    for path in sorted(tables.ROOT.glob("experiments/*.md")):
         text = path.read_text(encoding="utf-8")
         if path.name != "README.md" and row.search(text):
             title = text.partition("\n")[0].removeprefix("# ")

@@ -9,16 +9,17 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fairflower.aggregation.cohort import Cohort
-from fairflower.config import ClientConfig, RunConfig, StrategyConfig
+from fairflower.config import ClientConfig, RunConfig
 from fairflower.config.run import default_values, key_help
 from fairflower.config.text import toml_tables
-from fairflower.plans.tuning import search_space
+from fairflower.errors import ConfigError
 from fairflower.registry import CLIENTS, TASKS
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies import STRATEGIES, FairStrategy
@@ -140,18 +141,59 @@ def clients() -> str:
     return _table(("client", "exchange", "may come from the server", "leaves the client"), rows)
 
 
-def ranges() -> str:
-    """Return the table of arguments that `fairflower tune` tunes, with their ranges."""
-    rows = [
-        (f"`{config.name}`", f"`{key}`", f"{argument.default:g}", str(argument.search))
-        for config, table in (
-            *((StrategyConfig(name), "strategy.") for name in STRATEGIES),
-            *((ClientConfig(name), "client.") for name in CLIENTS),
-        )
-        for key, argument in search_space(RunConfig(**{config.TABLE: config})).items()
-        if key.startswith(table)
-    ]
-    return _table(("method", "argument", "default", "range"), rows)
+#: Settings of a private run, by which the registry says which methods allow it.
+PRIVATE = (
+    {"secure-aggregation": True},
+    {f"privacy.{key}": 1.0 for key in ("noise-multiplier", "number-noise-multiplier", "clip")},
+)
+
+
+def first() -> str:
+    """Return the table of the leaderboard's methods: their needs, and what was found.
+
+    The design has the methods, and ``experiments/federations.md`` says what was found.
+    """
+    folder = ROOT / "experiments"
+    protocol = tomllib.loads((folder / "leaderboard.toml").read_text("utf-8"))["protocol"]
+    found = re.findall(
+        r"^- (\S+): \d+ methods were compared .*?: (.*);",
+        (folder / "federations.md").read_text("utf-8"),
+        re.MULTILINE,
+    )
+    rows = []
+    for method in protocol["confirmed"].split(","):
+        client, _, strategy = method.rpartition("+")
+        flat = {"strategy.name": strategy, "client.name": client or "sgd"}
+        chosen = RunConfig.from_flat(flat).strategy
+        trainer = CLIENTS[flat["client.name"]]
+        arrays = [exchange.name for exchange in trainer.make_exchanges({})]
+        sent = [*chosen.factory(**chosen.args).measurements, *arrays]
+        private = all(_accepted(flat | settings) for settings in PRIVATE)
+        outcomes = [
+            [name for name, text in found if _listed(method, text, outcome)]
+            for outcome in ("better", "worse")
+        ]
+        cells = [", ".join(names) or "none" for names in outcomes]
+        needs = ", ".join(f"`{need}`" for need in sent) or "nothing more"
+        does = _summary(trainer if client else chosen.factory)
+        rows.append((f"`{method}`", does, needs, "yes" if private else "no", *cells))
+    rows = [row for row in rows if row[0] != f"`{protocol['reference']}`"]
+    header = ("method", "what it does", "clients also send", "private", "better on", "worse on")
+    return _table(header, rows)
+
+
+def _listed(method: str, text: str, outcome: str) -> bool:
+    """Return whether a sentence has the method in brackets behind the outcome."""
+    listed = re.search(rf"\d+ {outcome} \((.*?)\)", text)
+    return listed is not None and method in re.split(", | and ", listed[1])
+
+
+def _accepted(flat: dict[str, Any]) -> bool:
+    try:
+        RunConfig.from_flat(flat)
+    except ConfigError:
+        return False
+    return True
 
 
 def settings() -> str:
@@ -169,7 +211,7 @@ TABLES = {
     table.__name__: table
     for table in (
         *(all_strategies, all_clients, strategies, secure, measurements, cohort),
-        *(clients, ranges, settings, all_tasks, tasks),
+        *(clients, settings, all_tasks, tasks, first),
     )
 }
 

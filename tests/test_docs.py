@@ -44,10 +44,11 @@ from fairflower.strategies import STRATEGIES, FairStrategy
 from fairflower.testing import check_data, check_strategy, check_task
 
 DOCS = Path(__file__).parents[1] / "docs"
+LIARS = DOCS.parent / "experiments" / "liars.md"
 CLIENTS = 4
 
-#: Page -> the most words that it may have, as counted by ``wc -w``.
-WORDS = {"README.md": 900, "docs/results.md": 1200}
+#: Page or pages -> the most words that they may have together, as counted by ``wc -w``.
+WORDS = {"README.md": 900, "docs/results.md": 1200, "docs/*.md": 37_000}
 
 
 class Net(nn.Sequential):
@@ -502,10 +503,9 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def liar_tables() -> list[list[list[str]]]:
-    """Return the cells of the tables about lying clients."""
-    _, _, section = (DOCS / "faults.md").read_text().partition("## Clients that lie")
-    section, _, _ = section.partition("\n## ")
-    tables = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)[1:]  # the first has the keys
+    """Return the cells of the tables about one lying client."""
+    section, _, _ = LIARS.read_text().partition("\n## Several liars")
+    tables = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)
     return [
         [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
         for table in tables
@@ -529,7 +529,7 @@ def test_the_table_on_liars_in_training_matches_its_summary(
 
     table = liars.table(liars.read_summary(liars.CSV))
     rows = [line for line in table.splitlines() if line.startswith("|")]
-    assert "\n".join(rows) in (DOCS / "faults.md").read_text(), "run benchmarks/liars.py"
+    assert "\n".join(rows) in LIARS.read_text(), "run benchmarks/liars.py"
 
 
 @pytest.mark.slow
@@ -614,6 +614,18 @@ def test_the_documented_task_learns_the_quantile_of_demand(
     assert costs["north"] < costs["station"]
 
 
-@pytest.mark.parametrize("page", WORDS)
-def test_no_page_is_longer_than_a_reader_reads(page: str) -> None:
-    assert len((DOCS.parent / page).read_text(encoding="utf-8").split()) <= WORDS[page]
+@pytest.mark.parametrize("pages", WORDS)
+def test_no_page_is_longer_than_a_reader_reads(pages: str) -> None:
+    texts = [path.read_text(encoding="utf-8") for path in DOCS.parent.glob(pages)]
+    assert sum(len(text.split()) for text in texts) <= WORDS[pages]
+
+
+#: Pages that do not say yet where to go next.
+WITHOUT_NEXT = {"data", "deployment", "privacy"}
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)
+def test_every_page_ends_with_one_or_two_links_to_the_next(path: Path) -> None:
+    *_, last = path.read_text(encoding="utf-8").rstrip().split("\n\n")
+    assert path.stem in WITHOUT_NEXT or last.startswith("Next: ")
+    assert path.stem in WITHOUT_NEXT or 1 <= last.count("](") <= 2

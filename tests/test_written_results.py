@@ -46,9 +46,10 @@ SUMMARIES = (
 )
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
-#: The index and the protocol report nothing; ``benchmarks/error_rates.py`` writes its own document.
+#: Tests below check the first; the protocol reports nothing; ``benchmarks/`` writes the last two.
 WITHOUT_SUMMARY = {
-    EXPERIMENTS / name for name in ("README.md", "results.md", "protocol.md", "error-rates.md")
+    EXPERIMENTS / f"{name}.md"
+    for name in ("README", "results", "what-holds", "protocol", "error-rates", "liars")
 }
 DOCUMENTS = sorted(set(EXPERIMENTS.glob("*.md")) - WITHOUT_SUMMARY)
 
@@ -409,6 +410,18 @@ def test_who_gains_and_who_loses_is_said_of_each_benchmark(
     assert not any("fedavg" in signs[1] for signs in changed.values())
 
 
+def test_the_page_on_methods_lists_where_each_is_better_or_worse(findings: Findings) -> None:
+    page = (EXPERIMENTS.parent / "docs" / "which-method.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("<!-- table: first -->")
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    judged = {b.name: findings.judged(b) for b in findings.benchmarks}
+    assert {row[0].strip("`") for row in rows} == set(judged["digits"])
+    for method, *_, better, worse in rows:
+        for listed, sign in ((better, 1), (worse, -1)):
+            names = [name for name, of in judged.items() if of[method.strip("`")].sign == sign]
+            assert listed == (", ".join(names) or "none")
+
+
 def test_the_sweeps_in_the_documents_match_the_leaderboard(
     findings: Findings, summary: str
 ) -> None:
@@ -555,7 +568,7 @@ def test_the_table_in_what_holds_matches_the_leaderboard(findings: Findings) -> 
         judged = findings.judged(benchmark)
         cells = [f"{outcome(judged[m])} {signed_number(judged[m].mean)}" for m in methods]
         rows.append(f"| {' | '.join([benchmark.name, *cells])} |")
-    text = (EXPERIMENTS.parent / "docs" / "what-holds.md").read_text(encoding="utf-8")
+    text = (EXPERIMENTS / "what-holds.md").read_text(encoding="utf-8")
     header, *table = [line for line in text.splitlines() if line.startswith("| ")]
     assert table[: len(rows)] == rows
     rows = [header]
@@ -567,7 +580,7 @@ def test_the_table_in_what_holds_matches_the_leaderboard(findings: Findings) -> 
 
 
 def test_the_gains_over_fedavg_in_what_holds_match_the_leaderboard(findings: Findings) -> None:
-    page = (EXPERIMENTS.parent / "docs" / "what-holds.md").read_text(encoding="utf-8")
+    page = (EXPERIMENTS / "what-holds.md").read_text(encoding="utf-8")
     text, named = " ".join(page.split()), {b.name: b for b in findings.benchmarks}
 
     def gain(benchmark: str, method: str) -> str:
@@ -599,7 +612,7 @@ def readings_of_eq_1(data: str, baseline: str) -> dict[str, Contrast]:
 
 
 def test_the_readings_of_eq_1_in_what_holds_match_their_summaries() -> None:
-    page = (EXPERIMENTS.parent / "docs" / "what-holds.md").read_text(encoding="utf-8")
+    page = (EXPERIMENTS / "what-holds.md").read_text(encoding="utf-8")
     text = " ".join(page.split())
     office = readings_of_eq_1("office", "Uniform")
     assert not any(of["MIN"].sign > 0 for of in office.values())
@@ -667,7 +680,7 @@ def test_how_fedisms_halves_help_each_other_matches_the_summaries() -> None:
 
 
 def test_fedheals_spread_in_what_holds_matches_the_leaderboard(findings: Findings) -> None:
-    page = (EXPERIMENTS.parent / "docs/what-holds.md").read_text(encoding="utf-8")
+    page = (EXPERIMENTS / "what-holds.md").read_text(encoding="utf-8")
     std = next(m for m in secondary(findings.design, ()) if m.title == STD0.heading)
     pairs = {b.name: findings.against(b, "fedheal", "fedavg", std) for b in findings.benchmarks}
     tests = {name: one for name, one in pairs.items() if one}
@@ -725,7 +738,7 @@ def test_documented_intervals_are_among_the_computed_ones(findings: Findings) ->
     assert outcomes == {"better": 1, "worse": 2, "equivalent": 8, "undecided": 1}
     one += uncorrected.values()
     one.append(contrast("fisher-readings-digits", AT_UNIT_NORM, MIN))
-    for benchmark in findings.benchmarks:  # of the methods in docs/what-holds.md
+    for benchmark in findings.benchmarks:  # of the methods in experiments/what-holds.md
         std = next(m for m in secondary(findings.design, ()) if m.title == STD0.heading)
         for method in ("fedheal", "fedequilibria", "gsam+fedism", "fedism", "fedgcr"):
             pairs = (findings.against(benchmark, method, "fedavg", of) for of in (None, std))
@@ -747,7 +760,8 @@ def test_documented_intervals_are_among_the_computed_ones(findings: Findings) ->
         for way, ends in ((1, (d.low, d.high)), (-1, (d.high, d.low)))
         for digits in (1, 2)
     }
-    for name in ("docs/results.md", "docs/what-holds.md", "experiments/results.md"):
+    pages = ("docs/results", "docs/which-method", "experiments/what-holds", "experiments/results")
+    for name in (f"{page}.md" for page in pages):
         for mean_of, ends in INTERVAL.findall(words_of(name)):
             assert (mean_of, *ends.split(", ")) in known, f"{name}: {mean_of} [{ends}]"
 

@@ -152,7 +152,7 @@ def withstand(strategy: str, exchange: str, tried: Sequence[Mutation]) -> None:
     rounds = start(strategy, exchange)
     refused = 0
     for mutation in tried:
-        if far(rounds):  # a liar may move the model: docs/faults.md says how far
+        if far(rounds):  # a liar may move the model: experiments/liars.md says how far
             rounds = start(strategy, exchange)
         replies = [honest(rounds, m, k) for k, m in zip(CLIENTS, rounds.ask(), strict=True)]
         mutation(replies[LIAR])
