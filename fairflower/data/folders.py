@@ -481,13 +481,19 @@ class OwnFiles(DataSet):
 
     @abstractmethod
     def values_of(self, setting: str, domain: str, split: str) -> Sequence[str]:
-        """Return the values that ``data.groups`` or ``data.redraw`` names, one for each example.
+        """Return the values in the column that a setting names, one for each example.
 
         Raises ``DataError`` with the name of the file if the file has no values.
         """
 
+    @property
+    def _columns(self) -> dict[str, str]:
+        """The columns that settings name, by setting."""
+        named = ("data.groups", self.config.groups), self.config.unit
+        return {setting: name for setting, name in named if name}
+
     def units(self, domain: str, split: str) -> Sequence[str]:
-        return self.values_of("data.redraw", domain, split)
+        return self.values_of(self.config.unit[0], domain, split)
 
     @cached_property
     def _values(self) -> dict[tuple[str, str], npt.NDArray[np.str_]]:
@@ -535,7 +541,7 @@ class DomainNpzFolder(OwnFiles, SplitFiles):
     content = f"an .npz file per domain with {files.NPZ_FORMAT}"
 
     def values_of(self, setting: str, domain: str, split: str) -> Sequence[str]:
-        file, name = self._open(domain), getattr(self.config, setting.removeprefix("data."))
+        file, name = self._open(domain), self._columns[setting]
         if not isinstance(file, files.NpzFile) or name in ("x", "y"):
             raise DataError(
                 f"{setting} = {name!r}: {self.source(domain)} has no values with this name. Store "

@@ -252,7 +252,7 @@ def one_class(folder: Path) -> None:
 ERRORS: dict[str, tuple[Callable[[Path], None], str]] = {
     "no header": (headless, "a table: found 3 columns; missing: text, label, sex."),
     "a wrong split": (wrong_split, "line 6 of a table: found another split; expected train or"),
-    "no label": (no_label, "line 6 of a table has no label or no text"),
+    "no label": (no_label, "line 6 of a table has no label"),
     "no group": (no_group, "line 6 of a table has no sex (data.groups)"),
     "more values": (too_many_values, "line 42 of a table has more values than the header"),
     "an encoding": (not_utf8, "a file cannot be read (UnicodeDecodeError)"),
