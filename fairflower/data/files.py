@@ -12,7 +12,7 @@ import sys
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -119,18 +119,16 @@ class Table:
         columns = {name: [*compress(values, chosen)] for name, values in self.columns.items()}
         return Table(self.path, columns, [*compress(self.lines, chosen)])
 
-    def splits(self, classes: Sequence[Any], patients: Sequence[str] | None) -> dict[str, "Table"]:
-        """Divide rows by the column ``split`` or, if there is none, by `every_fifth`."""
-        if "split" in self.columns:
-            test = np.array([split == "test" for split in self.columns["split"]], np.bool_)
-        else:
-            test = every_fifth(classes, patients)
-        for row, split in enumerate(self.columns.get("split", ())):
+    def is_test(self, classes: Any, patients: Any = None) -> npt.NDArray[np.bool_]:
+        """Return a mask of test rows, by the column ``split`` or, without it, by `every_fifth`."""
+        if "split" not in self.columns:
+            return every_fifth(classes, patients)
+        for row, split in enumerate(self.columns["split"]):
             if split not in ("test", "train"):
                 remedy = "expected train or test. Correct it, or remove the column."
                 found = f": found the split {split!r}; {remedy}"
                 raise self.wrong(row, found, f": found another split; {remedy}")
-        return {"train": self.where(~test), "test": self.where(test)}
+        return np.array([split == "test" for split in self.columns["split"]], np.bool_)
 
 
 #: Upper bound on the bytes that Python needs for a row of a table, besides its characters.
@@ -147,8 +145,8 @@ def read_csv(
     """Return columns of a CSV file in UTF-8 with a header; other columns are ignored.
 
     ``needed`` maps the columns that the file must have to the setting that names each, or "".
-    Values may be empty only in the ``optional`` columns and in ``blank`` ones. ``remedy`` is what
-    the error of a missing column says.
+    Only the columns in ``blank`` may have empty values. ``remedy`` is what the error of a missing
+    column says.
     """
     with explained(f"{path} cannot be read as a CSV file in UTF-8"), open_regular(path) as file:
         lines = sum(part.count(b"\n") for part in iter(partial(file.read, 2**20), b""))
@@ -169,7 +167,7 @@ def read_csv(
                     raise table.wrong(-1, more)
                 for name, values in table.columns.items():
                     value = row[name]
-                    if value is None or not (value or name in blank or name not in needed):
+                    if value is None or not (value or name in blank):
                         why = f" ({needed[name]})" if needed.get(name) else ""
                         lacks = f" has no {name}{why}. Add the value, or remove the row."
                         raise table.wrong(-1, lacks)
@@ -429,3 +427,9 @@ def stamp(path: Path) -> list[Any]:
         files = sorted(file for folder in (path, *linked) for file in folder.rglob("*"))
     stats = ((file, file.stat()) for file in files if file.is_file())
     return [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+
+
+def stamp_of(tokenizer: str) -> Any:
+    """Return a JSON value that changes with the files of a tokenizer in a folder."""
+    folder = Path(tokenizer).expanduser()
+    return stamp(folder) if folder.is_dir() else tokenizer

@@ -1,9 +1,10 @@
 """A user's own images with masks, for segmentation."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +12,15 @@ import numpy.typing as npt
 from fairflower.arguments import Range
 from fairflower.config import DataConfig
 from fairflower.data import files
-from fairflower.data.federation import Ints, Pixels
+from fairflower.data.federation import Pixels
 from fairflower.data.folders import EXTENSIONS, OwnImages, files_in
-from fairflower.data.images import FileTable, nearest, read_mask, read_picture
+from fairflower.data.images import nearest, read_mask
 from fairflower.errors import DataError
 from fairflower.tasks import Targets
 from fairflower.tasks.segmentation import UNKNOWN
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 class MaskFolder(OwnImages):
@@ -27,7 +31,8 @@ class MaskFolder(OwnImages):
     a single site, named after the folder. The values in masks are class numbers from 0, the
     background, and 255 where the class is unknown. Only if all masks have no other values than 0
     and 255, and not more than two ``classes`` are declared, 255 is class 1. Masks are resized as
-    their images are, but by nearest neighbor.
+    their images are, but by nearest neighbor. In ``manifest.csv``, the column ``mask`` has the
+    masks' paths.
 
     ``classes`` is the number of classes, with the background. By default, it is one more than the
     largest class number of any site; set it if sites with data of their own may lack classes. For
@@ -38,6 +43,7 @@ class MaskFolder(OwnImages):
     title = "A folder of images with masks"
     content = "<site>/images/<image> and <site>/masks/<mask>"
     joined = "Put all images of a site into one folder"
+    targets = ("mask",)
 
     def __init__(
         self,
@@ -48,13 +54,9 @@ class MaskFolder(OwnImages):
     ) -> None:
         super().__init__(config, bits)
         self.num_classes = classes
-        #: Values in the masks of each domain that was opened.
-        self._values: dict[str, npt.NDArray[Any]] = {}
-
-    def is_test(self, labels: Ints) -> npt.NDArray[np.bool_]:
-        """Return a mask of the test images, bool [N]: the first image and every fifth after it."""
-        chosen: npt.NDArray[np.bool_] = np.arange(len(labels)) % 5 == 0
-        return chosen
+        #: Values in the masks of each domain that was opened, and the shape of each mask.
+        self._held: dict[str, npt.NDArray[Any]] = {}
+        self._sizes: dict[Path, tuple[int, ...]] = {}
 
     def labels(self, domain: str, split: str) -> Targets:
         masks = super().labels(domain, split)
@@ -65,7 +67,7 @@ class MaskFolder(OwnImages):
         """Whether 255 is class 1, because masks have no other values than 0 and 255."""
         for domain in self.domains:
             self._open(domain)
-        held = {d: set(values.tolist()) for d, values in self._values.items()}
+        held = {d: set(values.tolist()) for d, values in self._held.items()}
         known = set().union(*held.values())
         if known <= {0}:
             raise DataError(f"{self.folder}: all masks are 0. Expected a class from 1 in a mask.")
@@ -87,47 +89,49 @@ class MaskFolder(OwnImages):
             )
         return bool(binary)
 
-    def _from_files(self, folder: Path) -> FileTable:
-        side = self.config.image_size or self.image_size
-        paths, masks = ([*_by_stem(folder / name).items()] for name in ("images", "masks"))
-        of = dict(masks)
-        for stem, path in paths:
-            if stem not in of:
+    def listed(self, domain: str) -> files.Table:
+        folder = self.place(domain)
+        paths, masks = (_by_stem(folder / name) for name in ("images", "masks"))
+        for stem, path in paths.items():
+            if stem not in masks:
                 raise DataError(
                     f"{path} has no mask. Expected a file {folder / 'masks' / stem} with one of "
                     f"the extensions {', '.join(EXTENSIONS)}."
                 )
-        if unused := of.keys() - dict(paths).keys():
-            raise DataError(f"{of[min(unused)]} is the mask of no image. Add its image to images.")
-        if len(paths) < 2:
+        if unused := masks.keys() - paths.keys():
             raise DataError(
-                f"{folder} has too few images: {len(paths)}. The first image is a test image, and "
-                "at least one must be left for training. Add images."
+                f"{masks[min(unused)]} is the mask of no image. Add its image to images."
             )
-        found = f"{folder}: {len(paths)} masks of {side}x{side} pixels take"
+        columns = {
+            "file": [*map(str, paths.values())],
+            "mask": [str(masks[stem]) for stem in paths],
+        }
+        return files.Table(folder, columns, [])
+
+    def targets_of(self, domain: str, table: files.Table) -> Targets:
+        side = self.config.image_size or self.image_size
+        paths = [self.folder / name for name in table.columns["mask"]]
+        found = f"{table.path}: {len(paths)} masks of {side}x{side} pixels take"
         files.check_memory(found, len(paths) * side**2, "Lower data.image-size.")
         labels, values = np.empty((len(paths), side, side), np.uint8), np.empty(0, np.int64)
-        sizes: list[tuple[int, ...]] = []
-        for k, (stem, _) in enumerate(paths):
-            mask = self._mask(of[stem])
+        for k, path in enumerate(paths):
+            mask = self._mask(path)
             values = np.union1d(values, mask)
             labels[k] = nearest(mask[None], (side, side))[0]
-            sizes.append(mask.shape)
-        domain = next(d for d in self.domains if self.place(d) == folder)
-        self._values[domain] = values
+            self._sizes[path] = mask.shape
+        self._held[domain] = values
+        return labels
 
-        def pictures(rows: Ints) -> Iterator[Any]:
-            for row in rows.tolist():
-                picture = read_picture(path := paths[row][1])
-                height, width = sizes[row]
-                if picture.size != (width, height):
-                    raise DataError(
-                        f"{of[path.stem]}: the mask has {width}x{height} pixels; expected "
-                        f"{picture.width}x{picture.height}, as its image {path}."
-                    )
-                yield picture
-
-        return FileTable(labels, lambda row: str(paths[row][1]), pictures)
+    def picture(self, table: files.Table, row: int) -> Image.Image:
+        """Return the image in a row; raise ``DataError`` if its mask has another size."""
+        picture, path = super().picture(table, row), self.folder / table.columns["mask"][row]
+        height, width = self._sizes[path]
+        if picture.size != (width, height):
+            raise DataError(
+                f"{path}: the mask has {width}x{height} pixels; expected "
+                f"{picture.width}x{picture.height}, as its image {table.columns['file'][row]}."
+            )
+        return picture
 
     def _mask(self, path: Path) -> Pixels:
         """Return a mask, uint8 [H, W]; raise ``DataError`` if a value is no class number."""

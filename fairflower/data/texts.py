@@ -208,9 +208,8 @@ class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[dict[str, files.Table]]
         return self._open(domain)[split].columns[self._columns[setting]]
 
     def fingerprint(self) -> Any:
-        tokenizer = Path(self.tokenizer).expanduser()
-        kept = files.stamp(tokenizer) if tokenizer.is_dir() else self.tokenizer
-        return [*(files.stamp(self._path(domain)) for domain in self.domains), kept, self.length]
+        paths = map(self._path, self.domains)
+        return [*map(files.stamp, paths), files.stamp_of(self.tokenizer), self.length]
 
     def source(self, domain: str) -> str:
         return str(self._path(domain))
@@ -229,4 +228,5 @@ class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[dict[str, files.Table]]
         needed = {"text": "", "label": "", **{name: key for key, name in self._columns.items()}}
         remedy = f"{files.TABLES}."
         table = files.read_csv(self._path(domain), needed, ("split",), ("text",), remedy)
-        return table.splits(table.columns["label"], table.columns.get(self.config.patient))
+        test = table.is_test(table.columns["label"], table.columns.get(self.config.patient))
+        return {"train": table.where(~test), "test": table.where(test)}
