@@ -412,7 +412,7 @@ def test_the_documented_tables_can_be_read_and_trained_on(
     assert run.info["test_sizes"] == [20, 20]  # at most, of the visits of 11 patients
     assert run.config["model.name"] == "mlp"
     data = programs("patients.py")["Patients"](DataConfig(dir=str(tmp_path)))
-    assert data.features("west", "test", np.array([1, 2])).tolist() == [[41, 121], [56, 136]]
+    assert data.features("west", "test", np.array([1, 2])).tolist() == [[41, 121], [50, 130]]
     check_data(programs("patients.py")["Patients"], DataConfig(dir=str(tmp_path)))
 
 

@@ -20,7 +20,7 @@ BUDGETS = {
     "cli": 1440,
     "clients": 1980,
     "config": 2020,
-    "data": 6411,
+    "data": 6385,
     "deploy": 720,
     "engines": 1560,
     "exchanges": 740,

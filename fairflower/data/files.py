@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from fairflower.config import DataConfig
 from fairflower.data.federation import Ints, Pixels
-from fairflower.errors import DataError
+from fairflower.errors import DataError, quoted
 from fairflower.files import read_npy_header
 from fairflower.tasks import CLASSIFICATION, Targets, task_of
 
@@ -114,6 +114,19 @@ class Table:
             f"{self.path}: {line}{problem}", public=f"{line} of a table{public or problem}"
         )
 
+    def number(self, row: int, name: str) -> float:
+        """Return a value as a number, NaN if it is empty; raise ``DataError`` for another text."""
+        text = self.columns[name][row]
+        try:
+            return float(text or "nan")
+        except ValueError:
+            found = f": {name}: found {quoted(text)}; expected a number, such as 1.5."
+            raise self.wrong(row, found, ": a value is no number.") from None
+
+    def numbers(self, name: str) -> npt.NDArray[np.float64]:
+        """Return a column as numbers, [N]."""
+        return np.array([self.number(row, name) for row in range(len(self.columns[name]))])
+
     def where(self, chosen: npt.NDArray[np.bool_]) -> "Table":
         """Return the table of the chosen rows, a mask, bool [N]."""
         columns = {name: [*compress(values, chosen)] for name, values in self.columns.items()}
@@ -155,23 +168,23 @@ def read_csv(
         file.seek(0)
         usual = csv.field_size_limit(MAX_BYTES)  # instead of at most 131,072 characters
         try:
-            reader = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
-            header = reader.fieldnames or ()
+            reader = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
+            header = next(reader, [])
             check_columns(str(path), needed, header, remedy)
             names = [*needed, *(name for name in optional if name in header)]
             table = Table(path, {name: [] for name in names}, [])
-            for row in reader:
+            columns = [(name, header.index(name), table.columns[name]) for name in names]
+            for row in filter(None, reader):  # without empty lines
                 table.lines.append(reader.line_num)
-                if any(row.get(None) or ()):
+                if any(row[len(header) :]):
                     more = " has more values than the header. Quote texts that contain commas."
                     raise table.wrong(-1, more)
-                for name, values in table.columns.items():
-                    value = row[name]
-                    if value is None or not (value or name in blank):
+                for name, at, values in columns:
+                    if at >= len(row) or not (row[at] or name in blank):
                         why = f" ({needed[name]})" if needed.get(name) else ""
                         lacks = f" has no {name}{why}. Add the value, or remove the row."
                         raise table.wrong(-1, lacks)
-                    values.append(value if name in blank else sys.intern(value))
+                    values.append(row[at] if name in blank else sys.intern(row[at]))
         finally:
             csv.field_size_limit(usual)
     return table

@@ -33,7 +33,7 @@ from fairflower.data.partition import (
     like_training,
     split_rng,
 )
-from fairflower.data.units import check_patients, expanded, units_of
+from fairflower.data.units import Units, check_patients, units_of
 from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
 from fairflower.tasks import Targets, task_of
@@ -67,10 +67,8 @@ def divided_rows(
             f"{data_set.task}. Set it to 0."
         )
     if config.patient and data_set.every_class:
-        raise DataError(
-            f"data.patient: {config.name} gives every class to each client, which whole patients "
-            "cannot do. Remove the setting."
-        )
+        found = f"data.patient: {config.name} gives every class to each client"
+        raise DataError(f"{found}, which whole patients cannot do. Remove the setting.")
     trained, each = labels["train"], weights["train"]
     groups = client_groups(data_set, trained, each)
     train = train_rows(data_set, groups, trained, each)
@@ -353,15 +351,15 @@ def draw_facts(
 
 
 def _of_units(
-    config: DataConfig, groups: list[ClientGroup], split: str, rows: Rows, units: Any
+    config: DataConfig, groups: list[ClientGroup], split: str, rows: Rows, of: Mapping[str, Units]
 ) -> Rows:
     """Return a split's rows, given each client's units; raise ``DataError`` for one without any."""
     for name, clients in rows.items():
         if not min(map(len, clients)):
-            what, held = f"{split} patients (data.patient)", sum(map(len, clients))
-            remedy = f"Lower {client_count_key(config)}"
-            raise too_few_examples_error(name, held, what, len(clients), remedy)
-    return expanded(rows, {group.name: units[group.domain] for group in groups})
+            what, remedy = f"{split} patients (data.patient)", f"Lower {client_count_key(config)}"
+            count = sum(map(len, clients))
+            raise too_few_examples_error(name, count, what, len(clients), remedy)
+    return {g.name: [of[g.domain].rows(own) for own in rows[g.name]] for g in groups}
 
 
 def _by_class(train: Ints, test: Ints, rng: np.random.Generator) -> npt.NDArray[np.bool_]:

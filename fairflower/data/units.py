@@ -1,6 +1,5 @@
 """Units: examples of a patient, family or device, which stay together (``data.patient``)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,10 +35,8 @@ def units_of(data_set: DataSet, domain: str, split: str, labels: Ints) -> Units:
         return Units(labels, np.ones(len(labels), np.int64), np.arange(len(labels)))
     values = np.asarray(data_set.units(domain, split), str)
     if values.shape != labels.shape:
-        found = f"{len(values)} values"
-        raise invalid_values_error(
-            data_set, domain, split, "units", found, f"{len(labels)}, one for each example"
-        )
+        expected = f"{len(labels)}, one for each example"
+        raise invalid_values_error(data_set, domain, split, "units", len(values), expected)
     of = numbered(values)
     pairs, counts = np.unique(np.stack([of, labels]), axis=1, return_counts=True)
     order = np.lexsort((pairs[1], -counts, pairs[0]))
@@ -60,8 +57,3 @@ def check_patients(data_set: DataSet, domains: tuple[str, ...]) -> None:
             setting = f"data.patient = {data_set.config.patient!r}"
             public = f"{setting}: {found}. {remedy}"
             raise DataError(f"{setting}: {domain!r}: {found}. {remedy}", public=public)
-
-
-def expanded(rows: Mapping[str, list[Ints]], units: Mapping[str, Units]) -> dict[str, list[Ints]]:
-    """Return the rows of each group's clients, given their units and the units by group."""
-    return {name: [units[name].rows(own) for own in clients] for name, clients in rows.items()}

@@ -155,7 +155,7 @@ def test_invalid_isic_folders_are_refused(tmp_path: Path) -> None:
         (
             ISIC_HEADER,
             [["x", 1]],
-            r"GroundTruth.csv, row 82: found x, 1, nothing, .*in every column. Repl",
+            r"GroundTruth.csv: line 82 has no NV. Add the value",
         ),
         (ISIC_HEADER, [["gone", 1, *[0] * 8]], r"has no file gone.jpg. Add it"),
     ):

@@ -14,8 +14,8 @@ from PIL import Image
 from fairflower.config import DataConfig
 from fairflower.data import DataError, Federation, prepare
 from fairflower.data.cache import make_data_set
-from fairflower.data.folders import DomainImageFolder, forget_stamps
-from fairflower.data.masks import MaskFolder
+from fairflower.data.folders import forget_stamps
+from fairflower.data.own_images import DomainImageFolder, MaskFolder
 from fairflower.testing import check_data
 
 ROWS = [

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fairflower.config import DataConfig
-from fairflower.data import Federation, files, folders, prepare
+from fairflower.data import Federation, files, own_images, prepare
 from fairflower.data.images import eight_bit, read_picture
 from fairflower.errors import DataError
 
@@ -396,7 +396,7 @@ def test_images_larger_than_the_memory_are_not_decoded(
 ) -> None:
     root = folder(tmp_path, {"a": "cat dog"})
     monkeypatch.setattr(files, "free_memory", lambda: 10**6)
-    monkeypatch.setattr(folders, "read_picture", lambda _: pytest.fail("decoded"))
+    monkeypatch.setattr(own_images, "read_picture", lambda _: pytest.fail("decoded"))
     with pytest.raises(DataError, match=r"/a: 8 images of 1024x1024 pixels take .*image-size"):
         prepare(config(root, image_size=1024))
 
