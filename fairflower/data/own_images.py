@@ -33,7 +33,7 @@ from fairflower.data.images import (
     read_mask,
     read_picture,
 )
-from fairflower.errors import DataError
+from fairflower.errors import DataError, quoted
 from fairflower.tasks import Targets, task_of
 from fairflower.tasks.segmentation import UNKNOWN
 
@@ -109,7 +109,8 @@ class OwnImages(OwnFiles, ClassFolders):
         unknown = () if task_of(self.task).classes else self.targets  # labels may be missing
         table = files.read_csv(path, needed, ("domain", "split", PATIENT), unknown)
         if not table.lines:
-            raise DataError(f"{path} has no rows. List an image in each row.", public=True)
+            problem = "has no rows. List an image in each row."
+            raise DataError(f"{path} {problem}", public=f"{MANIFEST} {problem}")
         for name in {"file", "mask"} & table.columns.keys():
             self._check_paths(table, name)
         of = np.array(table.columns.get("domain", [self.folder.name] * len(table.lines)))
@@ -130,7 +131,7 @@ class OwnImages(OwnFiles, ClassFolders):
                 problem = f"is also in line {table.lines[first[path]]}. Remove one of the rows"
             if problem:
                 public = ": a path is no image in the folder, or is listed twice."
-                raise table.wrong(row, f": {column} {name!r} {problem}.", public)
+                raise table.wrong(row, f": {column} {quoted(name)} {problem}.", public)
 
     @cached_property
     def _single(self) -> bool:
