@@ -143,8 +143,9 @@ class DataConfig:
     ] = 3
     redraw: Annotated[
         str,
-        "Draw the test examples of your own data with data.seed: rows, or by a column or array such"
-        " as patient. Empty means no, but rows for several federations if nothing fixes them.",
+        "Draw the test examples of your own data with data.seed: rows (with data.patient, whole "
+        "patients), or by a column or array. Empty means no, but rows for several federations if "
+        "nothing fixes them.",
     ] = ""
     validation_fraction: Annotated[
         Fraction,

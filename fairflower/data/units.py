@@ -1,6 +1,7 @@
 """Units: examples of a patient, family or device, which stay together (``data.patient``)."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -24,9 +25,11 @@ class Units:
 
     def rows(self, chosen: Ints) -> Ints:
         """Return the rows of these units, one unit's after another's, int64 [n]."""
-        order, ends = np.argsort(self.of, kind="stable"), np.cumsum(self.sizes)
-        parts = [order[ends[unit] - self.sizes[unit] : ends[unit]] for unit in chosen]
-        return np.concatenate([*parts, np.zeros(0, np.int64)])
+        return np.concatenate([self._rows[unit] for unit in chosen])
+
+    @cached_property
+    def _rows(self) -> list[Ints]:
+        return np.split(np.argsort(self.of, kind="stable"), np.cumsum(self.sizes)[:-1])
 
 
 def units_of(data_set: DataSet, domain: str, split: str, labels: Ints) -> Units:
