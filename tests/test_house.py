@@ -20,7 +20,7 @@ BUDGETS = {
     "cli": 1440,
     "clients": 1980,
     "config": 2030,
-    "data": 6389,
+    "data": 6373,
     "deploy": 720,
     "engines": 1560,
     "exchanges": 740,

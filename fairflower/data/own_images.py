@@ -282,11 +282,11 @@ class DomainImageFolder(OwnImages):
             self.classes = self.targets  # an output for each, not for each interval of time
 
     def _class_names(self) -> tuple[str, ...]:
-        held = {
-            d: {*self.manifest[d].columns[self.targets[0]]} for d in self.domains if self.manifest
-        }
-        names = ((d, (p.name for p in folders_in(self.place(d)))) for d in self.domains)
-        held = held or {domain: set(encodable(classes)) for domain, classes in names}
+        label, held = self.targets[0], {}
+        for domain in self.domains:
+            of = (path.name for path in folders_in(self.place(domain)))
+            listed = self.manifest.get(domain)
+            held[domain] = set(listed.columns[label] if listed else encodable(of))
         remedy = "Change the labels" if self.manifest else "Rename their folders"
         files.check_twins(f"{self.folder}: the classes", held, remedy)
         return tuple(sorted(set().union(*held.values())))
@@ -390,7 +390,14 @@ class MaskFolder(OwnImages):
 
     def listed(self, domain: str) -> files.Table:
         folder = self.place(domain)
-        paths, masks = (_by_stem(folder / name) for name in ("images", "masks"))
+        found: dict[str, dict[str, Path]] = {"images": {}, "masks": {}}
+        for kind, path in images_by_class(folder, found.__contains__):
+            if (other := found[kind].setdefault(path.stem, path)) != path:
+                raise DataError(f"{path} and {other} have the same name. Rename one, and its mask.")
+        for place in (folder / kind for kind, of in found.items() if not of):
+            problem = "has no images" if place.is_dir() else "does not exist"
+            raise DataError(f"{place} {problem}. Expected {self.content}.")
+        paths, masks = found.values()
         for stem, path in paths.items():
             if stem not in masks:
                 raise DataError(
@@ -398,14 +405,10 @@ class MaskFolder(OwnImages):
                     f"the extensions {', '.join(EXTENSIONS)}."
                 )
         if unused := masks.keys() - paths.keys():
-            raise DataError(
-                f"{masks[min(unused)]} is the mask of no image. Add its image to images."
-            )
-        columns = {
-            "file": [*map(str, paths.values())],
-            "mask": [str(masks[stem]) for stem in paths],
-        }
-        return files.Table(folder, columns, [])
+            path = masks[min(unused)]
+            raise DataError(f"{path} is the mask of no image. Add its image to images.")
+        columns = [*map(str, paths.values())], [str(masks[stem]) for stem in paths]
+        return files.Table(folder, dict(zip(("file", "mask"), columns, strict=True)), [])
 
     def targets_of(self, domain: str, table: files.Table) -> Targets:
         side = self.config.image_size or self.image_size
@@ -441,22 +444,3 @@ class MaskFolder(OwnImages):
                 f"{UNKNOWN} for unknown."
             )
         return mask.astype(np.uint8)
-
-
-def _by_stem(folder: Path) -> dict[str, Path]:
-    """Return the images in a folder by their names without extension, sorted by name."""
-    if not folder.is_dir():
-        raise DataError(
-            f"{folder} does not exist. Expected <site>/images/<image> and <site>/masks/<mask>."
-        )
-    paths, others = files_in(folder)
-    if not paths:
-        raise DataError(f"{folder} has no images. Images have {', '.join(EXTENSIONS)}.")
-    if others:
-        text = "%s: %d files have no image extension and are skipped, for example %s."
-        files.logger.warning(text, folder, len(others), others[0])
-    by_stem: dict[str, Path] = {}
-    for path in paths:
-        if (other := by_stem.setdefault(path.stem, path)) != path:
-            raise DataError(f"{path} and {other} have the same name. Rename one, and its mask.")
-    return by_stem

@@ -68,7 +68,7 @@ def _check_split(first: DataSet, second: DataSet, domain: str, split: str) -> No
     if first.config.patient:
         units = [np.asarray(data_set.units(domain, split), str) for data_set in (first, second)]
         assert units[0].shape == (len(y),), f"{where}: {len(units[0])} units, expected {len(y)}."
-        assert np.array_equal(*units), f"{where}: units differ between calls."
+        assert np.array_equal(units[0], units[1]), f"{where}: units differ between calls."
     if not first.config.groups:
         return
     g, names = np.asarray(first.group_of(domain, split)), first.group_names
