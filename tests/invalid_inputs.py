@@ -306,7 +306,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('deploy trial --strategies fedhael', "Unknown strategy 'fedhael'. Did you mean 'fedheal'?"),
             ('deploy trial --site a={npz} --site a={npz}', '--site a=npz is given twice.'),
             ('deploy trial --site a={npz} --site A={images}', "--site A=images: another site's domain is spelled 'a'. Use the same spelling for all sites of a domain."),
-            ('deploy trial --data images --site a={images} --site b={empty} --set data.smallest-group=1', '--site b=empty: empty has no subfolders. Expected <domain>/<class>/<image> in it.'),
+            ('deploy trial --data images --site a={images} --site b={empty} --set data.smallest-group=1', '--site b=empty: empty has no subfolders. Expected <domain>/<class>/<image> in it, or manifest.csv.'),
             ('nonsense', "No such command 'nonsense'."),
         ],
     ),
@@ -356,7 +356,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
     'a folder of images': (
         'data show images --config {apart} --data-dir',
         [
-            ('{empty}', 'empty has no subfolders. Expected <domain>/<class>/<image> in it.'),
+            ('{empty}', 'empty has no subfolders. Expected <domain>/<class>/<image> in it, or manifest.csv.'),
             ('{latin-domain}', "'caf\\udce9': the name is not UTF-8. Rename it."),
             ('{latin-class}', "'caf\\udce9': the name is not UTF-8. Rename it."),
             ('{nested-images}', 'nested-images/a/cat/patient/0.png is too deep: nested-images must contain <domain>/<class>/<image>. Set data.dir to another folder,'),

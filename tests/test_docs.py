@@ -22,6 +22,7 @@ import torch
 from command import SHARPNESS, call
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from PIL import Image
 from processes import environment
 from processes import run as run_process
 from torch import nn
@@ -403,16 +404,39 @@ def test_the_documented_tables_can_be_read_and_trained_on(
     (tmp_path / "patients.py").write_text(programs.texts["patients.py"])
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("west", "north"):
-        rows = [f"{40 + i % 30},{120 + i % 17},{int(i % 30 > 15)}" for i in range(100)]
-        (tmp_path / f"{name}.csv").write_text("\n".join(["age,pressure,label", *rows]) + "\n")
-    chosen = {"data.name": "patients:Patients", "data.dir": str(tmp_path)}
+        rows = [f"p{i // 2},{40 + i % 30},{120 + i % 17},{int(i % 30 > 15)}" for i in range(100)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["patient,age,pressure,label", *rows]))
+    chosen = {
+        "data.name": "patients:Patients",
+        "data.dir": str(tmp_path),
+        "data.patient": "patient",
+    }
     run = read_run(runs.run(runs.config(tmp_path / "out", **chosen), nodes=2))
     assert run.domains == ("north", "west")
-    assert run.info["test_sizes"] == [20, 20]
+    assert run.info["test_sizes"] == [20, 20]  # at most, of the visits of 11 patients
     assert run.config["model.name"] == "mlp"
     data = programs("patients.py")["Patients"](DataConfig(dir=str(tmp_path)))
-    assert data.features("west", "test", np.array([1, 2])).tolist() == [[45, 125], [50, 130]]
+    assert data.features("west", "test", np.array([1, 2])).tolist() == [[41, 121], [50, 130]]
     check_data(programs("patients.py")["Patients"], DataConfig(dir=str(tmp_path)))
+
+
+def test_the_documented_manifest_keeps_patients_together(
+    programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for k in range(40):
+        place = tmp_path / ("north", "south")[k % 2] / f"patient {k // 4}"
+        place.mkdir(parents=True, exist_ok=True)
+        gray = np.full((4, 4), k, np.uint8)
+        Image.fromarray(gray).save(place / f"{('healthy', 'ill')[k // 8 % 2]}-{k}.png")
+    monkeypatch.setattr(sys, "argv", ["list_images.py", str(tmp_path)])
+    programs("list_images.py")
+    federation = prepare(DataConfig("images", dir=str(tmp_path), patient="patient", image_size=4))
+    assert federation.domains == ("north", "south")
+    assert federation.classes == ("healthy", "ill")
+    for domain in federation.domains:
+        splits = [federation.test(domain, split).x[:, 0, 0, 0] // 4 for split in ("train", "test")]
+        assert {*splits[0].tolist(), *splits[1].tolist()} == {*range(10)}
+        assert not {*splits[0].tolist()} & {*splits[1].tolist()}
 
 
 def test_the_documented_partitioner_gives_each_client_two_classes(programs: Any) -> None:

@@ -87,6 +87,11 @@ class DataConfig:
         "Sensitive attribute for measuring group fairness: sex, health or age in the embedded "
         "tables, or an array or column in your own files. Empty means none.",
     ] = ""
+    patient: Annotated[
+        str,
+        "Column, or array of an npz file, with the patient, family or device of each example, "
+        "whose examples are kept together in one split and one client. Empty means none.",
+    ] = ""
     smallest_group: Annotated[
         PositiveCount,
         EXECUTION,
@@ -137,8 +142,9 @@ class DataConfig:
     ] = 3
     redraw: Annotated[
         str,
-        "Draw the test examples of your own data with data.seed: rows, or by a column or array such"
-        " as patient. Empty means no, but rows for several federations if nothing fixes them.",
+        "Draw the test examples of your own data with data.seed: rows (with data.patient, whole "
+        "patients), or by a column or array. Empty means no, but rows for several federations if "
+        "nothing fixes them.",
     ] = ""
     validation_fraction: Annotated[
         Fraction,
@@ -160,10 +166,25 @@ class DataConfig:
     ] = 1
 
     def __post_init__(self) -> None:
-        """Store the number of clients that 0 stands for, so that stored runs have the number."""
+        """Store the number of clients that 0 stands for, so that stored runs have the number.
+
+        Raises ``ConfigError`` if ``patient`` and ``redraw`` name two columns.
+        """
+        if self.patient and self.redraw not in ("", "rows", self.patient):
+            raise ConfigError(
+                f"data.patient = {self.patient!r}, data.redraw = {self.redraw!r}: these are two "
+                "columns. Set data.redraw to rows, which then draws whole patients."
+            )
         if not self.clients_per_domain:
             clients = 1 if DataSpec.read(self.name).own else 5
             object.__setattr__(self, "clients_per_domain", clients)
+
+    @property
+    def unit(self) -> tuple[str, str]:
+        """The setting that names the column of examples that stay together, and the column."""
+        if self.patient:
+            return "data.patient", self.patient
+        return "data.redraw", "" if self.redraw == "rows" else self.redraw
 
     @property
     def validated(self) -> bool:

@@ -8,7 +8,7 @@ a data set, subclass `DataSet` (images), `FeatureSet` or `TokenSet` and register
 from fairflower.data.cache import prepare, with_absolute_dir
 from fairflower.data.data_set import DataSet, FeatureSet, TokenSet
 from fairflower.data.federation import Augment, ClientInfo, Federation, Split
-from fairflower.data.files import data_folder
+from fairflower.data.files import data_folder, every_fifth
 from fairflower.data.texts import TextSet
 from fairflower.errors import DataError
 
@@ -23,6 +23,7 @@ __all__ = [
     "TextSet",
     "TokenSet",
     "data_folder",
+    "every_fifth",
     "prepare",
     "with_absolute_dir",
 ]

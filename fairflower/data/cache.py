@@ -160,7 +160,12 @@ def make_data_set(config: DataConfig) -> DataSet:
 def _hash(data_set: DataSet, site: bool, least: int) -> str:
     settings = {**vars(data_set.config), "domains": data_set.domains, "site": site}
     # Not part of the content, or covered by the fingerprint or by `least`.
-    for key in ("augment", "dir", "smallest_group"):
+    for key in (
+        "augment",
+        "dir",
+        "smallest_group",
+        *([] if data_set.config.patient else ["patient"]),
+    ):
         del settings[key]
     settings |= {"least": least} if least > 1 else {}
     settings |= {"task": data_set.task} if data_set.task != CLASSIFICATION else {}
@@ -216,7 +221,8 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
             f"data.held-out = {config.held_out!r} is also the name of a group of clients. Rename "
             "this domain."
         )
-    unseen_rows = test_rows(config, unseen, labels["test"])
+    ones = {d: np.ones(len(y), np.int64) for d, y in labels["test"].items()}
+    unseen_rows = test_rows(config, unseen, ones)
     divided = {**rows, "test": rows["test"] | unseen_rows}
     examples = {s: _examples(data_set, [*groups, *unseen], divided[s], SPLITS[s]) for s in divided}
     shape = _shape(data_set, examples)

@@ -125,7 +125,7 @@ class Languages(BlockSet):
 
     def fingerprint(self) -> Any:
         """Return the version of the embedded texts."""
-        return {"version": 1, "tokenizer": stamp_of(self.tokenizer)}
+        return {"version": 1, "tokenizer": files.stamp_of(self.tokenizer)}
 
     def source(self, domain: str) -> str:
         return "interface texts of Django"
@@ -174,7 +174,7 @@ class DomainCorpus(BlockSet, DataSetOfFiles[Texts]):
 
     def fingerprint(self) -> Any:
         paths = (path for domain in self.domains for path in _files_in(self._place(domain)))
-        return [*map(files.stamp, paths), stamp_of(self.tokenizer)]
+        return [*map(files.stamp, paths), files.stamp_of(self.tokenizer)]
 
     def source(self, domain: str) -> str:
         return str(self._place(domain))
@@ -244,9 +244,3 @@ def _checked(text: str, where: str) -> str:
             public="a text has half of a surrogate pair",
         )
     return text
-
-
-def stamp_of(tokenizer: str) -> Any:
-    """Return a JSON value that changes with the files of a tokenizer in a folder."""
-    folder = Path(tokenizer).expanduser()
-    return files.stamp(folder) if folder.is_dir() else tokenizer

@@ -178,9 +178,13 @@ class DataSet(ABC):
         """Describe the source of a domain's examples."""
 
     def units(self, domain: str, split: str) -> Sequence[str]:
-        """Return for each example of a split the value of ``data.redraw``, such as the patient."""
-        name = f"data.redraw = {self.config.redraw!r}"
-        raise DataError(f"{name}: {self.config.name} has no such column. Set it to rows.")
+        """Return for each example of a split its patient (``data.patient``, or ``data.redraw``).
+
+        Examples with the same text stay together within their domain.
+        """
+        setting, name = self.config.unit
+        remedy = "Remove the setting" if self.config.patient else "Set it to rows"
+        raise DataError(f"{setting} = {name!r}: {self.config.name} has no such column. {remedy}.")
 
     def places(self, domain: str, split: str, rows: Ints) -> Ints:
         """Return numbers of these rows by which federations are compared (`draw_anew`)."""
@@ -438,16 +442,18 @@ def client_count_key(config: DataConfig) -> str:
 
 
 def too_few_examples_error(
-    group: str, count: int, split: str, clients: int, remedy: str
+    group: str, count: int, what: str, clients: int, remedy: str
 ) -> DataError:
-    """Return the error for fewer examples than clients. With 0 examples, ``remedy`` is not used."""
+    """Return the error for fewer examples than clients. With 0 examples, ``remedy`` is not used.
+
+    ``what`` is counted, such as "training examples".
+    """
     if not count:
         return DataError(
-            f"Domain {group!r} has no {split} examples. Add examples, or remove the domain from "
-            "data.domains."
+            f"Domain {group!r} has no {what}. Add examples, or remove the domain from data.domains."
         )
     return DataError(
-        f"Domain {group!r} has too few {split} examples: {count} for {clients} clients. {remedy}."
+        f"Domain {group!r} has too few {what}: {count} for {clients} clients. {remedy}."
     )
 
 

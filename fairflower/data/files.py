@@ -1,6 +1,8 @@
 """Local files: checks before they are read, arrays in ``.npz`` files, labels and names."""
 
 import base64
+import csv
+import io
 import json
 import logging
 import math
@@ -13,8 +15,10 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from io import BufferedReader
+from itertools import compress
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +27,7 @@ import numpy.typing as npt
 
 from fairflower.config import DataConfig
 from fairflower.data.federation import Ints, Pixels
-from fairflower.errors import DataError
+from fairflower.errors import DataError, quoted
 from fairflower.files import read_npy_header
 from fairflower.tasks import CLASSIFICATION, Targets, task_of
 
@@ -93,6 +97,128 @@ def check_columns(
             f"{where}: found the columns {', '.join(columns)}; {lacks} {remedy}".rstrip(),
             public=f"a table: found {len(columns)} columns; {lacks}",
         )
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of text by name, of a CSV file or built in memory, and the line of each row."""
+
+    path: Path
+    columns: dict[str, list[str]]
+    lines: list[int]
+
+    def wrong(self, row: int, problem: str, public: str = "") -> DataError:
+        """Return the error for a row; a site may send ``public`` instead of the ``problem``."""
+        line = f"line {self.lines[row]}" if self.lines else f"row {row + 1}"
+        return DataError(
+            f"{self.path}: {line}{problem}", public=f"{line} of a table{public or problem}"
+        )
+
+    def number(self, row: int, name: str) -> float:
+        """Return a value as a number, NaN if it is empty; raise ``DataError`` for another text."""
+        text = self.columns[name][row]
+        try:
+            return float(text or "nan")
+        except ValueError:
+            found = f": {name}: found {quoted(text)}; expected a number, such as 1.5."
+            raise self.wrong(row, found, ": a value is no number.") from None
+
+    def numbers(self, name: str) -> npt.NDArray[np.float64]:
+        """Return a column as numbers, [N]."""
+        return np.array([self.number(row, name) for row in range(len(self.columns[name]))])
+
+    def where(self, chosen: npt.NDArray[np.bool_]) -> "Table":
+        """Return the table of the chosen rows, a mask, bool [N]."""
+        columns = {name: [*compress(values, chosen)] for name, values in self.columns.items()}
+        return Table(self.path, columns, [*compress(self.lines, chosen)])
+
+    def is_test(self, classes: Any, patients: Any = None) -> npt.NDArray[np.bool_]:
+        """Return a mask of test rows, by the column ``split`` or, without it, by `every_fifth`."""
+        if "split" not in self.columns:
+            return every_fifth(classes, patients)
+        for row, split in enumerate(self.columns["split"]):
+            if split not in ("test", "train"):
+                remedy = "expected train or test. Correct it, or remove the column."
+                found = f": found the split {split!r}; {remedy}"
+                raise self.wrong(row, found, f": found another split; {remedy}")
+        return np.array([split == "test" for split in self.columns["split"]], np.bool_)
+
+
+#: Upper bound on the bytes that Python needs for a row of a table, besides its characters.
+ROW_BYTES = 200
+
+
+def read_csv(
+    path: Path,
+    needed: Mapping[str, str],
+    optional: Iterable[str] = (),
+    blank: Iterable[str] = (),
+    remedy: str = "",
+) -> Table:
+    """Return columns of a CSV file in UTF-8 with a header; other columns are ignored.
+
+    ``needed`` maps the columns that the file must have to the setting that names each, or "".
+    Only the columns in ``blank`` may have empty values. ``remedy`` is what the error of a missing
+    column says.
+    """
+    with explained(f"{path} cannot be read as a CSV file in UTF-8"), open_regular(path) as file:
+        lines = sum(part.count(b"\n") for part in iter(partial(file.read, 2**20), b""))
+        size = 2 * file.tell() + ROW_BYTES * lines
+        check_memory(f"{path}: reading its {lines} lines takes", size, "Store fewer texts in it.")
+        file.seek(0)
+        usual = csv.field_size_limit(MAX_BYTES)  # instead of at most 131,072 characters
+        try:
+            reader = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
+            header = next(reader, [])
+            check_columns(str(path), needed, header, remedy)
+            names = [*needed, *(name for name in optional if name in header)]
+            table = Table(path, {name: [] for name in names}, [])
+            columns = [(name, header.index(name), table.columns[name]) for name in names]
+            for row in filter(None, reader):  # without empty lines
+                table.lines.append(reader.line_num)
+                if any(row[len(header) :]):
+                    more = " has more values than the header. Quote texts that contain commas."
+                    raise table.wrong(-1, more)
+                for name, at, values in columns:
+                    if at >= len(row) or not (row[at] or name in blank):
+                        why = f" ({needed[name]})" if needed.get(name) else ""
+                        lacks = f" has no {name}{why}. Add the value, or remove the row."
+                        raise table.wrong(-1, lacks)
+                    values.append(row[at] if name in blank else sys.intern(row[at]))
+        finally:
+            csv.field_size_limit(usual)
+    return table
+
+
+def numbered(values: Any) -> Ints:
+    """Return a number for each different value in the order of their first places, int64 [N].
+
+    >>> numbered(["b", "a", "b", "c"]).tolist()
+    [0, 1, 0, 2]
+    """
+    _, first, number = np.unique(values, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[number]
+
+
+def every_fifth(classes: Any, patients: Any = None) -> npt.NDArray[np.bool_]:
+    """Return a mask of test examples, bool [N]: in each class the first and every fifth after it.
+
+    With ``patients``, a value for each example, patients are counted instead of examples, each in
+    the class of the first example, and all examples of a patient are on one side.
+
+    >>> every_fifth([0, 0, 0, 0, 0, 0, 1, 1]).nonzero()[0].tolist()
+    [0, 5, 6]
+    >>> every_fifth([0, 0, 0, 1, 0], ["a", "b", "b", "a", "c"]).nonzero()[0].tolist()
+    [0, 3]
+    """
+    classes = np.asarray(classes)
+    of = np.arange(len(classes)) if patients is None else numbered(patients)
+    kinds = classes[np.unique(of, return_index=True)[1]]
+    order = np.argsort(kinds, kind="stable")
+    place = np.empty(len(kinds), np.int64)
+    place[order] = np.arange(len(kinds)) - np.searchsorted(kinds[order], kinds[order])
+    chosen: npt.NDArray[np.bool_] = (place % 5 == 0)[of]
+    return chosen
 
 
 def gigabytes(size: int) -> str:
@@ -314,3 +440,9 @@ def stamp(path: Path) -> list[Any]:
         files = sorted(file for folder in (path, *linked) for file in folder.rglob("*"))
     stats = ((file, file.stat()) for file in files if file.is_file())
     return [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+
+
+def stamp_of(tokenizer: str) -> Any:
+    """Return a JSON value that changes with the files of a tokenizer in a folder."""
+    folder = Path(tokenizer).expanduser()
+    return stamp(folder) if folder.is_dir() else tokenizer

@@ -1,4 +1,4 @@
-"""Data sets in folders: of images per class, of files with splits, and users' own.
+"""Data sets in folders: of images per class, of files with splits, and users' arrays.
 
 The images may also be a Hugging Face data set, in a folder or on the Hub. All images are read by a
 `fairflower.data.images.FileTable`, and arrays by an `NpzFile`.
@@ -9,17 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from fairflower.arguments import Range
-from fairflower.config import DataConfig
 from fairflower.data import files
 from fairflower.data.data_set import DataSet, DataSetOfFiles
 from fairflower.data.federation import Ints, Pixels
@@ -90,9 +88,7 @@ class ClassFolders(DataSetOfFiles[FileTable]):
         >>> ClassFolders.is_test(None, np.array([0, 0, 0, 0, 0, 0, 1, 1])).nonzero()[0].tolist()
         [0, 5, 6]
         """
-        position = np.arange(len(labels)) - np.searchsorted(labels, labels)
-        chosen: npt.NDArray[np.bool_] = position % 5 == 0
-        return chosen
+        return files.every_fifth(labels)
 
     def labels(self, domain: str, split: str) -> Targets:
         return self._open(domain).labels[self._positions(domain, split)]
@@ -113,7 +109,7 @@ class ClassFolders(DataSetOfFiles[FileTable]):
             return [self.hub]
         if is_hf_dataset_folder(self._root):
             return files.stamp(self._root)
-        return [_stamp(self.place(domain)) for domain in self.domains]
+        return [folder_stamp(self.place(domain)) for domain in self.domains]
 
     def source(self, domain: str) -> str:
         if self._root is None:
@@ -172,21 +168,13 @@ class ClassFolders(DataSetOfFiles[FileTable]):
         return self._from_files(folder)
 
     def _from_files(self, folder: Path) -> FileTable:
-        classes = {path: self._class_of(path.name, str(folder)) for path in folders_in(folder)}
-        found: list[tuple[int, str, Path]] = []
-        skipped: list[Path] = []
-        for class_folder, label in classes.items():
-            if label != OTHER:
-                images, others = files_in(class_folder)
-                found += [(label, file_hash(p) if self.by_content else p.name, p) for p in images]
-                skipped += others
-        if skipped:
-            files.logger.warning(
-                "%s: %d files have no image extension and are skipped, for example %s. Images have "
-                "%s.",
-                *(folder, len(skipped), skipped[0], ", ".join(EXTENSIONS)),
-            )
-        return self._of_files(found, folder)
+        where = str(folder)
+        images = images_by_class(folder, lambda name: self._class_of(name, where) != OTHER)
+        entries = (
+            (self._class_of(name, where), file_hash(path) if self.by_content else path.name, path)
+            for name, path in images
+        )
+        return self._of_files(entries, folder)
 
     def _of_files(self, entries: Iterable[tuple[int, str, Path]], folder: Path) -> FileTable:
         """Build a domain from tuples (label, text, path), sorted by label, then by text."""
@@ -327,130 +315,6 @@ class SplitFiles(DataSetOfFiles["files.NpzFile | DatasetDict"]):
         return self.adapt(data)
 
 
-#: Folder names that stand for splits and not for domains.
-_SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation"}
-
-
-class OwnImages(ClassFolders):
-    """Images in ``data.dir`` (or ``$FAIRFLOWER_DATA``), with a folder per domain.
-
-    Without folders of domains, the images are a single domain, named after the folder. Hidden
-    folders and ``__MACOSX`` are skipped. Every fifth image by file name, starting with the first,
-    is a test image. Folders named train and test are therefore not accepted as domains.
-
-    Gray images with more than 8 bits are assumed to have 16, or ``bits`` if it is given, because
-    files do not state their bit depth. DICOM files are scaled by
-    `fairflower.data.images.read_dicom`. Images are resized to 128x128 pixels unless
-    ``data.image-size`` is set. Each domain is divided equally among its clients by default. Images
-    are not augmented; mean and standard deviation are 0.5.
-    """
-
-    #: What the folder has to contain.
-    content: ClassVar[str]
-    #: What to do with folders of splits.
-    joined: ClassVar[str]
-    image_size = 128
-    redrawable = True
-
-    def __init__(self, config: DataConfig, bits: int | None) -> None:
-        super().__init__(config)
-        self.bits, self._depth_known = bits or 16, bits is not None
-        if len(self.domains) > 1 and _SPLITS.issuperset(map(str.lower, self.domains)):
-            raise DataError(
-                f"{self.folder}: {', '.join(self.domains)} are not domains. Expected "
-                f"{self.content}; every fifth image becomes a test image. {self.joined}, or set "
-                "data.domains to a single folder."
-            )
-
-    @cached_property
-    def folder(self) -> Path:
-        return files.needed_folder(self.config, self.content)
-
-    @property
-    def _root(self) -> Path:
-        return self.folder
-
-    @cached_property
-    def _single(self) -> bool:
-        """Whether most images are in folders of the folder itself; others are then misplaced."""
-        folders = folders_in(self.folder)
-        flat = sum(len(files_in(folder)[0]) for folder in folders)
-        deep = (files_in(inner)[0] for folder in folders for inner in folders_in(folder) if flat)
-        return flat > sum(map(len, deep))
-
-    def all_domains(self) -> Sequence[str]:
-        """Return the names of the domains' folders, sorted."""
-        folders = folders_in(self.folder)
-        if not folders:
-            raise DataError(f"{self.folder} has no subfolders. Expected {self.content} in it.")
-        return encodable(p.name for p in ([self.folder] if self._single else folders))
-
-    def place(self, domain: str) -> Path:
-        return self.folder if self._single else self.folder / domain
-
-    def _warn_of_depth(self, domain: str, largest: int) -> None:
-        bits = next(bits for bits in (8, 10, 12, 14, 16) if largest < 2**bits)
-        if largest and bits < 16 and not self._depth_known:
-            self._depth_known = True  # warn once
-            name = f"{self.config.name}:bits={bits}"
-            files.logger.warning(
-                "%s: the images are dark, because the largest value in the 16-bit images is %d "
-                "and white is 65535. If white is %d, set data.name = %s (--data %s).",
-                *(self.source(domain), largest, 2**bits - 1, name, name),
-            )
-
-
-class DomainImageFolder(OwnImages):
-    """Images in ``data.dir`` (or ``$FAIRFLOWER_DATA``) as ``<domain>/<class>/<image>``.
-
-    A folder with ``<class>/<image>`` is a single domain, named after the folder. The classes
-    are the sorted names of the class folders of all domains; a domain may lack classes. Class names
-    that differ only in case or spaces raise an error, unless a domain has both. Images in deeper
-    folders raise an error. Every fifth image of a class is a test image. For the rest, such as
-    ``bits``, see `OwnImages`.
-    """
-
-    title = "A folder of images"
-    content = "<domain>/<class>/<image>"
-    joined = "Put all images of a class into one folder"
-
-    def __init__(
-        self, config: DataConfig, *, bits: Annotated[int | None, Range(8, 16)] = None
-    ) -> None:
-        super().__init__(config, bits)
-        names = ((d, (p.name for p in folders_in(self.place(d)))) for d in self.domains)
-        held = {domain: set(encodable(classes)) for domain, classes in names}
-        self.classes = tuple(sorted(set().union(*held.values())))
-        files.check_twins(f"{self.folder}: the classes", held, "Rename their folders")
-
-    def _from_files(self, folder: Path) -> FileTable:
-        if folder == self.place(self.domains[0]) and (stray := files_in(self.folder)[0]):
-            files.logger.warning("%s is not in the folder of a class and is skipped.", stray[0])
-        if not self._single and (stray := files_in(folder)[0]):
-            raise DataError(
-                f"{stray[0]} is not in the folder of a class: {self.folder} must contain "
-                "<domain>/<class>/<image>. Move it to one, or remove it."
-            )
-        for class_folder in folders_in(folder):
-            for path in (p for below in folders_in(class_folder) for p in below.rglob("*")):
-                if path.suffix.lower() in EXTENSIONS:
-                    layout = "<class>/<image>" if self._single else "<domain>/<class>/<image>"
-                    raise DataError(
-                        f"{path} is too deep: {self.folder} must contain {layout}. Set data.dir to"
-                        " another folder, or move the images."
-                    )
-        return super()._from_files(folder)
-
-    def _check_complete(self, where: str, labels: Ints) -> None:
-        if not len(labels):
-            raise DataError(f"{where} has no images. Expected <domain>/<class>/<image>.")
-        if len(np.unique(labels)) == len(labels):
-            raise DataError(
-                f"{where} has too few images: the first image of a class is a test image, and no "
-                "class has another image for training. Add images."
-            )
-
-
 #: Maximum number of groups of people. An attribute with more values is probably a number, such as
 #: an age in years.
 MAX_GROUPS = 100
@@ -481,13 +345,19 @@ class OwnFiles(DataSet):
 
     @abstractmethod
     def values_of(self, setting: str, domain: str, split: str) -> Sequence[str]:
-        """Return the values that ``data.groups`` or ``data.redraw`` names, one for each example.
+        """Return the values in the column that a setting names, one for each example.
 
         Raises ``DataError`` with the name of the file if the file has no values.
         """
 
+    @property
+    def _columns(self) -> dict[str, str]:
+        """The columns that settings name, by setting."""
+        named = ("data.groups", self.config.groups), self.config.unit
+        return {setting: name for setting, name in named if name}
+
     def units(self, domain: str, split: str) -> Sequence[str]:
-        return self.values_of("data.redraw", domain, split)
+        return self.values_of(self.config.unit[0], domain, split)
 
     @cached_property
     def _values(self) -> dict[tuple[str, str], npt.NDArray[np.str_]]:
@@ -535,7 +405,7 @@ class DomainNpzFolder(OwnFiles, SplitFiles):
     content = f"an .npz file per domain with {files.NPZ_FORMAT}"
 
     def values_of(self, setting: str, domain: str, split: str) -> Sequence[str]:
-        file, name = self._open(domain), getattr(self.config, setting.removeprefix("data."))
+        file, name = self._open(domain), self._columns[setting]
         if not isinstance(file, files.NpzFile) or name in ("x", "y"):
             raise DataError(
                 f"{setting} = {name!r}: {self.source(domain)} has no values with this name. Store "
@@ -559,6 +429,24 @@ def folders_in(folder: Path) -> list[Path]:
     return sorted(path for path in paths if path.is_dir())
 
 
+def images_by_class(
+    folder: Path, wanted: Callable[[str], bool] = lambda name: True
+) -> list[tuple[str, Path]]:
+    """Return the class and the path of each image in the wanted class folders of a folder."""
+    found: list[tuple[str, Path]] = []
+    skipped: list[Path] = []
+    for class_folder in (path for path in folders_in(folder) if wanted(path.name)):
+        images, others = files_in(class_folder)
+        found += [(class_folder.name, path) for path in images]
+        skipped += others
+    if skipped:
+        files.logger.warning(
+            "%s: %d files have no image extension and are skipped, for example %s. Images have %s.",
+            *(folder, len(skipped), skipped[0], ", ".join(EXTENSIONS)),
+        )
+    return found
+
+
 def files_in(folder: Path) -> tuple[list[Path], list[Path]]:
     """Return the sorted images in a folder, by their extensions, and its other files.
 
@@ -570,7 +458,7 @@ def files_in(folder: Path) -> tuple[list[Path], list[Path]]:
     return images, [p for p in rest if p.name.lower() not in _OF_WINDOWS and p.is_file()]
 
 
-def _stamp(folder: Path) -> Any:
+def folder_stamp(folder: Path) -> Any:
     """Return the digest of `stamp`, cached until an image is added, removed or renamed."""
     if is_hf_dataset_folder(folder):
         return files.stamp(folder)

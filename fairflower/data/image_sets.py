@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import string
-import warnings
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,15 +13,14 @@ import numpy.typing as npt
 
 from fairflower.data.data_set import IMAGENET
 from fairflower.data.federation import Augment, Ints, Pixels
-from fairflower.data.files import NpzFile, check_columns, explained, open_regular, stamp
+from fairflower.data.files import NpzFile, read_csv, stamp
 from fairflower.data.folders import ClassFolders, SplitFiles
 from fairflower.data.images import FileTable
 from fairflower.data.partition import stratified_mask
-from fairflower.errors import DataError, require
+from fairflower.errors import DataError, quoted, require
 from fairflower.seeds import derive_seed
 
 if TYPE_CHECKING:
-    import pandas as pd
     from datasets import DatasetDict
 
 
@@ -430,39 +428,6 @@ class ImageTable(ClassFolders):
         return self._of_files(records, self._root)
 
 
-def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Read columns of a CSV file as text. Raises ``DataError`` if a column or value is missing."""
-    import pandas as pd
-
-    problem, remedy = f"{path} cannot be read as a table", "Replace it with the original file"
-    with explained(problem, remedy), open_regular(path) as file, warnings.catch_warnings():
-        warnings.simplefilter("error", pd.errors.ParserWarning)  # of rows with too many values
-        empty: Any = {"keep_default_na": False, "na_values": [""]}
-        table = pd.read_csv(file, dtype=str, index_col=False, encoding="utf-8-sig", **empty)
-        table = table.rename(columns=str.strip).apply(lambda column: column.str.strip())
-        check_columns(str(path), columns, table.columns)
-        table = table[list(columns)]
-        for row in np.flatnonzero(table.isna().any(axis=1)):
-            values = ", ".join(table.iloc[row].fillna("nothing"))
-            raise DataError(
-                f"{path}, row {row + 1}: found {values}; expected a value in every column. "
-                f"{remedy}."
-            )
-        if len(table) and (length := table.map(len).max().max()) > 255:
-            raise ValueError(f"a value has {length} characters")
-        return table
-
-
-def parse_numbers(texts: pd.Series, path: Path) -> npt.NDArray[np.float64]:
-    """Return a column as numbers. Raises ``DataError`` for the first text that is not a number."""
-    import pandas as pd
-
-    numbers = pd.to_numeric(texts, errors="coerce")
-    for text in texts[numbers.isna()]:
-        raise DataError(f"{path}: found {text!r}; expected a number. Correct it.")
-    return np.asarray(numbers, np.float64)
-
-
 class ISIC2019(ImageTable):
     """Eight kinds of skin lesions in 25,331 dermatoscopic images: a single domain.
 
@@ -494,19 +459,18 @@ class ISIC2019(ImageTable):
         """Return the class and the file of every image of the eight classes."""
         path, folder = root / self.table, root / self.image_folder
         files = {file.name for file in folder.iterdir()}
-        table = read_table(path, ("image", *self.classes))
-        columns = [parse_numbers(table[name], path) for name in self.classes]
-        values = np.stack(columns, axis=1)
-        names = np.array([f"{image}.jpg" for image in table["image"]], object)
+        table = read_csv(path, dict.fromkeys(("image", *self.classes), ""))
+        values = np.stack([table.numbers(name) for name in self.classes], axis=1)
+        names = np.array([f"{image}.jpg" for image in table.columns["image"]], object)
         known = values.any(axis=1)  # the others are of class "UNK"
         for row in np.flatnonzero(known & (np.sort(values)[:, -2:] != [0, 1]).any(axis=1)):
             raise DataError(
-                f"{path}: {table['image'][row]} has the classes {values[row].tolist()}; expected "
-                "exactly one 1. Correct it."
+                f"{path}: {table.columns['image'][row]} has the classes {values[row].tolist()}; "
+                "expected exactly one 1. Correct it."
             )
         for name in names[known]:
             if name not in files:
-                raise DataError(f"{folder} has no file {name}. Add it.")
+                raise DataError(f"{folder} has no file {quoted(name)}. Add it.")
         labels = values[known].argmax(axis=1).tolist()
         return [(label, folder / name) for label, name in zip(labels, names[known], strict=True)]
 
@@ -541,14 +505,14 @@ class RSNAICH(ImageTable):
         path = root / self.table
         found = sorted((root / self.image_folder).iterdir())
         files = {f.stem: f for f in found if f.suffix.lower() in (".dcm", ".png", ".jpg", ".jpeg")}
-        table = read_table(path, ("ID", "Label"))
-        rows = table["ID"].str.rpartition("_")[[0, 2]].set_axis(["image", "kind"], axis=1)
-        used = rows["image"].isin(list(files)) & rows["kind"].isin(self.classes)
-        positive = rows[used][parse_numbers(table["Label"][used], path) == 1].drop_duplicates()
-        alone = positive[~positive["image"].duplicated(keep=False)]
-        kinds = dict(zip(alone["image"], alone["kind"], strict=True))
-        images = sorted(kinds)
+        table = read_csv(path, {"ID": "", "Label": ""})
+        kinds: dict[str, set[str]] = {}
+        for row, text in enumerate(table.columns["ID"]):
+            image, _, kind = text.rpartition("_")
+            if image in files and kind in self.classes and table.number(row, "Label") == 1:
+                kinds.setdefault(image, set()).add(kind)
+        images = sorted(image for image, of in kinds.items() if len(of) == 1)
         if len(images) > SLICES:
             rng = np.random.default_rng(derive_seed(0, self.title, "slices"))
             images = [images[i] for i in rng.choice(len(images), SLICES, replace=False)]
-        return [(self.classes.index(kinds[image]), files[image]) for image in images]
+        return [(self.classes.index(min(kinds[image])), files[image]) for image in images]

@@ -375,10 +375,29 @@ def read_dicom(path: Path) -> Image.Image:
 
 def _dicom(path: Path) -> tuple[npt.NDArray[Any], pydicom.Dataset]:
     """Return the stored values in a DICOM file, [H, W] or [H, W, 3], and its header."""
+    header = _header(path)
+    from pydicom.pixels import pixel_array
+
+    kind = str(header.PhotometricInterpretation)
+    gray = kind in ("MONOCHROME1", "MONOCHROME2")
+    _check_shape(header, f"{path}: found {kind}", 1 if gray else 3)
+    return pixel_array(header), header
+
+
+def patient_in(path: Path) -> str:
+    """Return the PatientID of an image, or "" if it is no DICOM file or has none."""
+    if path.suffix.lower() not in SUFFIXES:
+        return ""
+    with _explained(path):
+        only: Any = {"stop_before_pixels": True, "specific_tags": ["PatientID"]}
+        return str(_header(path, **only).get("PatientID") or "").strip()
+
+
+def _header(path: Path, **options: Any) -> pydicom.Dataset:
+    """Read a DICOM file with pydicom's options."""
     try:
         from pydicom import dcmread
         from pydicom.filereader import read_file_meta_info
-        from pydicom.pixels import pixel_array
     except ImportError:
         raise DataError(
             f"{path} is a DICOM file. To read it, install pydicom: pip install "
@@ -390,11 +409,7 @@ def _dicom(path: Path) -> tuple[npt.NDArray[Any], pydicom.Dataset]:
             raise DataError(
                 f"{path} is a deflated DICOM file, which is not supported. Decompress it."
             )
-        header = dcmread(file)
-    kind = str(header.PhotometricInterpretation)
-    gray = kind in ("MONOCHROME1", "MONOCHROME2")
-    _check_shape(header, f"{path}: found {kind}", 1 if gray else 3)
-    return pixel_array(header), header
+        return dcmread(file, **options)
 
 
 def _check_shape(header: pydicom.Dataset, image: str, colors: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fairflower.config import DataConfig
 from fairflower.config.text import argument_to_key
 from fairflower.data.data_set import DataSet, labels_of, strata_of, too_few_examples_error
 from fairflower.data.federation import Ints
@@ -24,7 +25,8 @@ class ClientGroup:
 
     Its ``name`` is listed in the federation's ``domains``. All its examples come from the data
     set's ``domain``. With ``corrupted``, all its training and test examples are corrupted. Client
-    k gets ``sizes[k]`` of the training examples ``rows``, int64 [N].
+    k gets ``sizes[k]`` of the training examples ``rows``, int64 [N]. With ``data.patient``, rows
+    are numbers of units (`fairflower.data.units`).
     """
 
     name: str
@@ -37,16 +39,19 @@ class ClientGroup:
     tested_on: tuple[Ints, ...] = ()
 
 
-def client_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientGroup]:
+def client_groups(
+    data_set: DataSet, labels: Mapping[str, Ints], weights: Mapping[str, Ints] | None = None
+) -> list[ClientGroup]:
     """Return the groups of clients: one per domain, or a clean and a corrupted one per domain.
 
     A data set with a partitioner is divided by `partitioner_groups`. ``data.imbalance-factor``
     selects `imbalanced_groups`, and ``data.corrupted-clients`` selects `quality_groups`. Otherwise,
     every domain has ``data.clients-per-domain`` clients of equal size. ``labels`` are the labels of
-    each domain's training examples. Raises ``DataError`` if settings conflict or leave no
-    clean client.
+    each domain's training examples or units, and ``weights`` the number of examples in each.
+    Raises ``DataError`` if settings conflict or leave no clean client.
     """
     config = data_set.config
+    weights = weights or {d: np.ones(len(values), np.int64) for d, values in labels.items()}
     if data_set.partitioner() is not None:
         return partitioner_groups(data_set, labels)
     if config.imbalance_factor > 1:
@@ -55,17 +60,19 @@ def client_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientG
                 "data.imbalance-factor and data.corrupted-clients cannot be combined. Set the "
                 "first to 1 or the second to 0."
             )
-        return imbalanced_groups(data_set, labels)
+        return imbalanced_groups(data_set, weights)
     if config.corrupted_clients:
-        return quality_groups(data_set, labels)
+        return quality_groups(data_set, labels, weights)
     groups = []
-    for domain, values in labels.items():
-        sizes = _sizes(data_set, domain, len(values), config.clients_per_domain)
+    for domain, values in weights.items():
+        sizes = _sizes(data_set, domain, int(values.sum()), config.clients_per_domain)
         groups.append(ClientGroup(domain, domain, np.arange(len(values)), sizes))
     return groups
 
 
-def quality_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientGroup]:
+def quality_groups(
+    data_set: DataSet, labels: Mapping[str, Ints], weights: Mapping[str, Ints]
+) -> list[ClientGroup]:
     """Return a clean and a corrupted group per domain, as in FedISM (IJCAI 2024).
 
     Let ``ratio`` be the fraction of corrupted clients. Of the ``n`` images of a class in a domain,
@@ -98,12 +105,12 @@ def quality_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Client
                     f"for its {members} {name} clients. Lower data.clients-per-domain, or change "
                     "data.corrupted-clients."
                 )
-            sizes = _sizes(data_set, domain, len(rows), members)
+            sizes = _sizes(data_set, domain, int(weights[domain][rows].sum()), members)
             groups.append(ClientGroup(prefix + name, domain, rows, sizes, name == "corrupted"))
     return groups
 
 
-def imbalanced_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientGroup]:
+def imbalanced_groups(data_set: DataSet, weights: Mapping[str, Ints]) -> list[ClientGroup]:
     """Return groups of geometrically decreasing size: the domain imbalance of FedGCR (AAAI 2024).
 
     With ``D`` domains, numbered from 0, domain i has ``round(ratio^(D - 1 - i))`` clients. Its
@@ -125,19 +132,19 @@ def imbalanced_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cli
     has two clients per domain with sizes 1 : 3; here their sizes are equal.
     """
     factor = data_set.config.imbalance_factor
-    ratio = series_ratio(factor, len(labels))
+    ratio = series_ratio(factor, len(weights))
     groups: list[ClientGroup] = []
     total = 0
-    for place, (domain, values) in enumerate(labels.items()):
-        clients = round(ratio ** (len(labels) - 1 - place))
+    for place, (domain, values) in enumerate(weights.items()):
+        clients, available = round(ratio ** (len(weights) - 1 - place)), int(values.sum())
         if place == 0:
-            total = data_set.train_size(domain, len(values), clients)
+            total = data_set.train_size(domain, available, clients)
         else:
-            total = min(int(total / ratio), len(values))
+            total = min(int(total / ratio), available)
         within = data_set.imbalanced_within and clients > 1
         step = factor ** (1 / (clients - 1)) if within else ratio
-        weights = step ** np.arange(1 - clients, 1)  # the last is 1: none can overflow
-        sizes = tuple((total * weights / weights.sum() + 1e-9).astype(int).tolist())
+        shares = step ** np.arange(1 - clients, 1)  # the last is 1: none can overflow
+        sizes = tuple((total * shares / shares.sum() + 1e-9).astype(int).tolist())
         groups.append(ClientGroup(domain, domain, np.arange(len(values)), sizes))
     return groups
 
@@ -152,9 +159,9 @@ def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cl
     config, tested = data_set.config, {d: bool(data_set.columns(d, "test")) for d in labels}
     keys = ["fraction", "examples_per_client", "dirichlet_alpha", "corrupted_clients"]
     # The clients have all examples of their partitions, so none is for validation.
-    keys += ["validation_examples", "imbalance_factor"]
+    keys += ["validation_examples", "imbalance_factor", "patient"]
     for key in [*keys, *(["test_examples"] if any(tested.values()) else [])]:
-        if getattr(config, key) > (key == "imbalance_factor"):
+        if getattr(config, key) != getattr(DataConfig, key):
             raise DataError(
                 f"data.{argument_to_key(key)}: {config.name} is divided by its partitioner. Leave "
                 "this setting at its default."
@@ -224,12 +231,49 @@ def stratified_mask(
 def _sizes(data_set: DataSet, domain: str, available: int, clients: int) -> tuple[int, ...]:
     if clients > available:  # before there is a list of all of them
         remedy = "Lower data.clients-per-domain"
-        raise too_few_examples_error(domain, available, "training", clients, remedy)
+        raise too_few_examples_error(domain, available, "training examples", clients, remedy)
     total = data_set.train_size(domain, available, clients)
+    # The Dirichlet partitioner takes any number, and units of several examples are never equal.
+    if data_set.config.dirichlet_alpha or data_set.config.patient:
+        return equal_sizes(total, clients)
+    return (total // clients,) * clients
+
+
+def equal_sizes(total: int, clients: int) -> tuple[int, ...]:
+    """Return numbers of examples that differ by at most one, the larger ones first.
+
+    >>> equal_sizes(5, 3)
+    (2, 2, 1)
+    """
     each, rest = divmod(total, clients)
-    if data_set.config.dirichlet_alpha:  # the Dirichlet partitioner takes any number
-        return (each + 1,) * rest + (each,) * (clients - rest)
-    return (each,) * clients
+    return (each + 1,) * rest + (each,) * (clients - rest)
+
+
+def noun(weights: Ints) -> str:
+    """Return what units with these numbers of examples are, for messages."""
+    return "examples" if weights.max(initial=1) == 1 else "patients (data.patient)"
+
+
+def deal(order: Ints, sizes: Sequence[int], weights: Ints) -> list[Ints]:
+    """Give client k units with about ``sizes[k]`` examples; return the units of each client.
+
+    ``order`` are units at random, int64 [U], of which the first are used, and ``weights``, int64,
+    the number of examples in each. If all are 1, sizes are exact. Otherwise as many units are used
+    as come nearest to the sum of the sizes, and the largest are given first, each to the client
+    that lacks most. A client gets none only if there are fewer units than clients.
+
+    >>> [own.tolist() for own in deal(np.arange(5), [3, 3], np.array([1, 3, 1, 1, 9]))]
+    [[1], [0, 2, 3]]
+    """
+    if weights.max(initial=1) == 1:
+        return np.split(order[: sum(sizes)], np.cumsum(sizes)[:-1])
+    nearest = np.abs(np.cumsum(weights[order]) - sum(sizes)).argmin()
+    used = order[: max(len(sizes), 1 + nearest)]
+    lacking, client = np.array(sizes, np.int64), np.empty(len(used), np.int64)
+    for place in np.argsort(-weights[used], kind="stable"):
+        client[place] = lacking.argmax()
+        lacking[client[place]] -= weights[used[place]]
+    return [used[own] for own in rows_of_each(client, len(sizes))]
 
 
 #: Minimum number of rows per client in a Dirichlet partition: batch norm cannot train on one.
@@ -248,6 +292,7 @@ def divide(
     every_class: bool = False,
     alpha: float = 0.0,
     client_count_key: str = "data.clients-per-domain",
+    weights: Ints | None = None,
 ) -> list[Ints]:
     """Divide a domain's rows among its clients at random; return disjoint rows of each, int64 [n].
 
@@ -255,23 +300,25 @@ def divide(
     [N]. (In FedHEAL's code it also depends on the number of rounds.) Client k gets ``sizes[k]``
     rows. With ``every_class``, `cover_every_class` ensures that each client gets every class. With
     ``alpha``, ``sum(sizes)`` rows are divided by `dirichlet_shares` instead. ``client_count_key``
-    is the setting that determines the number of clients, for error messages.
+    is the setting that determines the number of clients, for error messages. With ``weights``,
+    int64 [N], rows are units with as many examples (`deal`), and classes are divided by unit.
 
     Raises ``DataError`` if there are too few rows.
 
     >>> [rows.tolist() for rows in divide("mnist", np.arange(6) % 2, [2, 3], seed=0)]
     [[3, 0], [4, 2, 5]]
     """
+    weights = np.ones(len(labels), np.int64) if weights is None else weights
     if not alpha:
-        return _drawn(domain, labels, sizes, seed, every_class, client_count_key)
-    (pool,) = _drawn(domain, labels, [sum(sizes)], seed, every_class, client_count_key)
+        return _drawn(domain, labels, sizes, seed, every_class, client_count_key, weights)
+    (pool,) = _drawn(domain, labels, [sum(sizes)], seed, every_class, client_count_key, weights)
     rng = np.random.default_rng(derive_seed(seed, domain, "dirichlet"))
     shares = dirichlet_shares(labels[pool], len(sizes), alpha, rng)
     if shares is None:
         raise DataError(
             f"No Dirichlet partition with data.dirichlet-alpha = {alpha:g} gives each of "
-            f"{len(sizes)} clients at least two of the {len(pool)} training examples of domain "
-            f"{domain!r}. Raise it, or lower {client_count_key}."
+            f"{len(sizes)} clients at least two of the {len(pool)} training {noun(weights)} of "
+            f"domain {domain!r}. Raise it, or lower {client_count_key}."
         )
     return [pool[share] for share in shares]
 
@@ -346,23 +393,29 @@ def rows_of_each(client: Ints, clients: int) -> list[Ints]:
 
 
 def _drawn(
-    domain: str, labels: Ints, sizes: Sequence[int], seed: int, every_class: bool, count_key: str
+    domain: str,
+    labels: Ints,
+    sizes: Sequence[int],
+    seed: int,
+    every_class: bool,
+    count_key: str,
+    weights: Ints,
 ) -> list[Ints]:
-    """Draw ``sizes[k]`` rows at random for each client k."""
-    needed = sum(sizes)
+    """Draw ``sizes[k]`` examples at random for each client k."""
+    needed, available = sum(sizes), int(weights.sum())
     if len(sizes) > len(labels):
-        remedy = f"Lower {count_key}"
-        raise too_few_examples_error(domain, len(labels), "training", len(sizes), remedy)
+        what, remedy = f"training {noun(weights)}", f"Lower {count_key}"
+        raise too_few_examples_error(domain, len(labels), what, len(sizes), remedy)
     if not min(sizes):
         raise DataError(
             f"{sizes.count(0)} of the {len(sizes)} clients of domain {domain!r} would get no "
             f"training example. Lower {count_key}, or raise data.fraction or "
             "data.examples-per-client."
         )
-    if needed > len(labels):
+    if needed > available:
         each = " to ".join(map(str, sorted({min(sizes), max(sizes)})))
         raise DataError(
-            f"Domain {domain!r} has {len(labels)} training examples, but "
+            f"Domain {domain!r} has {available} training examples, but "
             f"{len(sizes)} clients x {each} examples = {needed} are needed. Change "
             f"{count_key}, data.fraction or data.examples-per-client."
         )
@@ -376,7 +429,7 @@ def _drawn(
                 f" only {min(sizes)} examples. Raise data.fraction or data.examples-per-client."
             )
         order = cover_every_class(order, labels, sizes, rng)
-    return np.split(order[:needed], np.cumsum(sizes)[:-1])
+    return deal(order, sizes, weights)
 
 
 def apply_partitioner(

@@ -24,7 +24,16 @@ from fairflower.data.data_set import (
     too_few_examples_error,
 )
 from fairflower.data.federation import Federation, Ints
-from fairflower.data.partition import ClientGroup, client_groups, divide, like_training, split_rng
+from fairflower.data.partition import (
+    ClientGroup,
+    client_groups,
+    deal,
+    divide,
+    equal_sizes,
+    like_training,
+    split_rng,
+)
+from fairflower.data.units import Units, check_patients, units_of
 from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
 from fairflower.tasks import Targets, task_of
@@ -40,36 +49,58 @@ def divided_rows(
 ) -> tuple[dict[str, dict[str, Targets]], list[ClientGroup], dict[str, Rows]]:
     """Return targets by split and domain, groups of clients, and rows by split, group and client.
 
-    Validation rows are optional (a setting).
+    Validation rows are optional (a setting). With ``data.patient``, units are divided instead of
+    examples, and then replaced by their rows.
     """
     config, domains = data_set.config, {"train": data_set.client_domains, "test": data_set.domains}
     targets = {s: {d: labels_of(data_set, d, s) for d in domains[s]} for s in domains}
-    labels = {s: {d: strata_of(data_set, y) for d, y in of.items()} for s, of in targets.items()}
+    check_patients(data_set, data_set.client_domains)
+    units = {
+        s: {d: units_of(data_set, d, s, strata_of(data_set, y)) for d, y in of.items()}
+        for s, of in targets.items()
+    }
+    labels = {s: {d: unit.labels for d, unit in of.items()} for s, of in units.items()}
+    weights = {s: {d: unit.sizes for d, unit in of.items()} for s, of in units.items()}
     if config.dirichlet_alpha and not task_of(data_set.task).classes:
         raise DataError(
             f"data.dirichlet-alpha = {config.dirichlet_alpha:g} divides classes, but the task is "
             f"{data_set.task}. Set it to 0."
         )
-    groups, trained = client_groups(data_set, labels["train"]), labels["train"]
-    train, test = train_rows(data_set, groups, trained), test_rows(config, groups, labels["test"])
+    if config.patient and data_set.every_class:
+        found = f"data.patient: {config.name} gives every class to each client"
+        raise DataError(f"{found}, which whole patients cannot do. Remove the setting.")
+    trained, each = labels["train"], weights["train"]
+    groups = client_groups(data_set, trained, each)
+    train = train_rows(data_set, groups, trained, each)
+    test = test_rows(config, groups, weights["test"])
     skewed = bool(config.dirichlet_alpha or groups[0].trained_on)
     if skewed:
         test = _like_training(groups, train, test, trained, labels["test"])
     rows = {"train": train, "test": test}
     if count := config.validation_examples:
-        unused = set_aside({group.name: group.rows for group in groups}, train, count, config.seed)
+        pools = {group.name: group.rows for group in groups}
+        sizes = {group.name: each[group.domain] for group in groups}
+        unused = set_aside(pools, train, count, config.seed, sizes)
         if skewed:
             unused = _like_training(groups, train, unused, trained, trained)
         rows = {"train": train, "validation": unused, "test": test}
     elif share := config.validation_fraction:
         group_labels = {group.name: trained[group.domain] for group in groups}
-        kept, held_out = hold_out(train, group_labels, share, config.seed)
+        unit = "patient" if config.patient else "example"
+        kept, held_out = hold_out(train, group_labels, share, config.seed, unit)
         rows = {"train": kept, "validation": held_out, "test": test}
+    if config.patient:
+        rows = {s: _of_units(config, groups, s, own, units[SPLITS[s]]) for s, own in rows.items()}
     return targets, groups, rows
 
 
-def train_rows(data_set: DataSet, groups: list[ClientGroup], labels: Mapping[str, Ints]) -> Rows:
-    """Divide the training rows of each group among its clients."""
+def train_rows(
+    data_set: DataSet,
+    groups: list[ClientGroup],
+    labels: Mapping[str, Ints],
+    weights: Mapping[str, Ints] | None = None,
+) -> Rows:
+    """Divide the training rows of each group among its clients; for ``weights`` see `divide`."""
     if groups[0].trained_on:
         return {group.name: list(group.trained_on) for group in groups}
     config, rows = data_set.config, {}
@@ -82,27 +113,29 @@ def train_rows(data_set: DataSet, groups: list[ClientGroup], labels: Mapping[str
             every_class=data_set.every_class,
             alpha=config.dirichlet_alpha,
             client_count_key=client_count_key(config),
+            weights=weights[group.domain][group.rows] if weights else None,
         )
         rows[group.name] = [group.rows[share] for share in shares]
     return rows
 
 
-def test_rows(config: DataConfig, groups: list[ClientGroup], labels: Mapping[str, Ints]) -> Rows:
+def test_rows(config: DataConfig, groups: list[ClientGroup], weights: Mapping[str, Ints]) -> Rows:
     """Shuffle each group's test rows, limit their number and divide them among its clients.
 
-    If there are fewer rows than clients, some get none: `check_clients_can_test` refuses this if
-    clients test.
+    ``weights`` are the number of examples in each row or unit of a domain, int64 [N]. If there are
+    fewer rows than clients, some get none: `check_clients_can_test` refuses this if clients test.
     """
     rows = {}
     for group in groups:
         if group.tested_on:
             rows[group.name] = list(group.tested_on)
             continue
-        order = split_rng(config.seed, group.domain, "test").permutation(len(labels[group.domain]))
-        kept = order[: config.test_examples or None]
-        if not len(kept):
-            raise too_few_examples_error(group.name, 0, "test", len(group.sizes), "")
-        rows[group.name] = np.array_split(kept, len(group.sizes))
+        each = weights[group.domain]
+        order = split_rng(config.seed, group.domain, "test").permutation(len(each))
+        if not len(each):
+            raise too_few_examples_error(group.name, 0, "test examples", len(group.sizes), "")
+        count = min(config.test_examples or each.sum(), each.sum())
+        rows[group.name] = deal(order, equal_sizes(int(count), len(group.sizes)), each)
     return rows
 
 
@@ -114,7 +147,8 @@ def check_clients_can_test(config: DataConfig, federation: Federation, split: st
             limit = " or raise data.test-examples" * (count == config.test_examples > 0)
             key = f"{client_count_key(config)}{limit}"
             remedy = f"Lower {key}, or let the server test (evaluate.by)"
-            raise too_few_examples_error(domain, count, split, clients[domain], remedy)
+            what = f"{split} examples"
+            raise too_few_examples_error(domain, count, what, clients[domain], remedy)
 
 
 def _like_training(
@@ -132,7 +166,11 @@ def _like_training(
 
 
 def hold_out(
-    rows: Mapping[str, Sequence[Ints]], labels: Mapping[str, Ints], share: float, seed: int
+    rows: Mapping[str, Sequence[Ints]],
+    labels: Mapping[str, Ints],
+    share: float,
+    seed: int,
+    unit: str = "example",
 ) -> tuple[Rows, Rows]:
     """Divide each client's rows into training and validation rows, in this order.
 
@@ -145,7 +183,7 @@ def hold_out(
     Raises ``DataError`` if a client has too few rows. The message states the largest possible
     share.
     """
-    _check(rows, labels, share)
+    _check(rows, labels, share, unit)
     kept, validation = {}, {}
     for name, clients in rows.items():
         drawn = [
@@ -158,14 +196,19 @@ def hold_out(
 
 
 def set_aside(
-    pools: Mapping[str, Ints], rows: Mapping[str, Sequence[Ints]], count: int, seed: int
+    pools: Mapping[str, Ints],
+    rows: Mapping[str, Sequence[Ints]],
+    count: int,
+    seed: int,
+    weights: Mapping[str, Ints] | None = None,
 ) -> Rows:
     """Draw each client's validation rows from the rows on which no client trains.
 
     In each group, ``count`` unused rows (or all, if there are fewer) are drawn at random, with a
     generator derived from ``seed`` and the group's name, and divided among the clients. ``pools``
     has the rows of each group, int64 [N], and ``rows`` the training rows of each of its clients.
-    Raises ``DataError`` if a group has no unused rows.
+    With ``weights`` by group, rows are units (`fairflower.data.partition.deal`). Raises
+    ``DataError`` if a group has no unused rows.
     """
     validation = {}
     for name, clients in rows.items():
@@ -177,8 +220,9 @@ def set_aside(
                 "data.examples-per-client, or use data.validation-fraction."
             )
         rng = np.random.default_rng(derive_seed(seed, name, "validation"))
-        drawn = rng.permutation(unused)[: max(count, len(clients))]
-        validation[name] = np.array_split(drawn, len(clients))
+        each = weights[name] if weights else np.ones(unused.max() + 1, np.int64)
+        most = min(max(count, len(clients)), int(each[unused].sum()))
+        validation[name] = deal(rng.permutation(unused), equal_sizes(most, len(clients)), each)
     return validation
 
 
@@ -203,7 +247,9 @@ def _drawn(labels: Ints, share: float, seed: int) -> npt.NDArray[np.bool_]:
     return out
 
 
-def _check(rows: Mapping[str, Sequence[Ints]], labels: Mapping[str, Ints], share: float) -> None:
+def _check(
+    rows: Mapping[str, Sequence[Ints]], labels: Mapping[str, Ints], share: float, unit: str
+) -> None:
     """Raise ``DataError`` if a client has too few rows for the share."""
     named = [(name, held) for name, clients in rows.items() for held in clients]
     sizes = [(name, len(held), len(np.unique(labels[name][held]))) for name, held in named]
@@ -214,13 +260,13 @@ def _check(rows: Mapping[str, Sequence[Ints]], labels: Mapping[str, Ints], share
         remedy = f"Set it to at most {math.floor(1e4 * largest) / 1e4:g}."
         if largest == 0:
             remedy = (
-                "No fraction works, because a client has only one example of each class. Raise "
+                f"No fraction works, because a client has only one {unit} of each class. Raise "
                 "data.fraction, data.examples-per-client or data.dirichlet-alpha, or set "
                 "data.validation-fraction to 0."
             )
         raise DataError(
             f"data.validation-fraction = {share:g}: client {client} ({name}) has {images} training "
-            f"examples of {classes} classes; one example of each class must stay in training. "
+            f"{unit}s of {classes} classes; one {unit} of each class must stay in training. "
             f"{remedy}"
         )
 
@@ -231,7 +277,7 @@ def draw_anew(data_set: DataSet) -> None:
     The examples of both splits of a domain are pooled, and as many test examples as before are
     drawn: in each class, or by examples that stay together (`DataSet.units`).
     """
-    config, splits = data_set.config, ("train", "test")
+    config, splits, units_in = data_set.config, ("train", "test"), data_set.units
     if data_set.partitioner() is not None:
         raise DataError("data.redraw: a partitioner divides the data. Remove the setting.")
     labels, examples, group_of = data_set.labels, data_set.examples, data_set.group_of
@@ -244,13 +290,15 @@ def draw_anew(data_set: DataSet) -> None:
             for s in splits
         )
         rng = np.random.default_rng(derive_seed(config.seed, domain, "redraw"))
-        if config.redraw == "rows":
+        if not config.unit[1]:
             test = _by_class(trained, tested, rng)
         else:
-            units = np.concatenate([np.asarray(data_set.units(domain, s), str) for s in splits])
+            units = np.concatenate([np.asarray(units_in(domain, s), str) for s in splits])
             if len(np.unique(units)) < 2:
+                setting, name = config.unit
                 raise DataError(
-                    f"data.redraw = {config.redraw!r}: {domain!r} has only one. Set it to rows."
+                    f"{setting} = {name!r}: {domain!r} has only one, so there is nothing to draw. "
+                    "Remove the setting."
                 )
             test = _by_unit(units, len(tested), rng)
         return len(trained), {"train": np.flatnonzero(~test), "test": np.flatnonzero(test)}
@@ -268,6 +316,7 @@ def draw_anew(data_set: DataSet) -> None:
         return np.concatenate([examples(domain, s, part) for s, part in parts if len(part)])
 
     of = {"labels": partial(of_all, labels), "group_of": partial(of_all, group_of)}
+    of["units"] = partial(of_all, units_in)
     vars(data_set).update(of, examples=examples_of, places=places)
 
 
@@ -299,6 +348,18 @@ def draw_facts(
     trained = (part for s in rows if s != "test" for own in rows[s].values() for part in own)
     facts["unused"] = max(0, sum(map(len, labels["train"].values())) - sum(map(len, trained)))
     return facts
+
+
+def _of_units(
+    config: DataConfig, groups: list[ClientGroup], split: str, rows: Rows, of: Mapping[str, Units]
+) -> Rows:
+    """Return a split's rows, given each client's units; raise ``DataError`` for one without any."""
+    for name, clients in rows.items():
+        if not min(map(len, clients)):
+            what, remedy = f"{split} patients (data.patient)", f"Lower {client_count_key(config)}"
+            count = sum(map(len, clients))
+            raise too_few_examples_error(name, count, what, len(clients), remedy)
+    return {g.name: [of[g.domain].rows(own) for own in rows[g.name]] for g in groups}
 
 
 def _by_class(train: Ints, test: Ints, rng: np.random.Generator) -> npt.NDArray[np.bool_]:

@@ -60,6 +60,11 @@ class EmbeddedTable(FeatureSet):
         chosen: Ints = rows[(person % self.every == 0) == (split == "test")]
         return chosen
 
+    def units(self, domain: str, split: str) -> Sequence[str]:
+        if not self.person or self.config.patient != self.person:
+            return super().units(domain, split)
+        return [f"{number:g}" for number in self.column(self.person, domain, split)]
+
     def labels(self, domain: str, split: str) -> Targets:
         columns = [self.column(name, domain, split) for name in self.targets]
         if self.positive is not None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-import sys
 import unicodedata
 import zlib
 from abc import abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,11 +30,6 @@ _UNSPACED += "\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_UNSPACED}]|(?:(?![{_UNSPACED}])\w)+|[^\w\s]")
 
 HASH_VOCABULARY = 4096  # number of token ids of the built-in tokenizer
-
-_SPLITS = ("test", "train")
-
-#: Upper bound on the bytes that Python needs for a row of a table, besides its characters.
-ROW_BYTES = 200
 
 
 class TokenizedSet(TokenSet):
@@ -171,11 +161,7 @@ def _of_transformers(name: str) -> Encoder:
     return Encoder(len(made), encode, pad)
 
 
-#: "text", "label", "split" if the file has it, or a setting that names a column -> split -> values.
-_Columns = dict[str, dict[str, list[str]]]
-
-
-class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[_Columns]):
+class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[dict[str, files.Table]]):
     """All files ``<domain>.csv`` in ``data.dir`` (or ``$FAIRFLOWER_DATA``), sorted by name.
 
     A file is encoded in UTF-8 and has a header with the columns ``text`` and ``label``. An optional
@@ -192,13 +178,17 @@ class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[_Columns]):
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
         """Class names; the first use reads the files of all domains."""
-        held = {d: set().union(*self._open(d)["label"].values()) for d in self.domains}
+        tables = {domain: self._open(domain).values() for domain in self.domains}
+        held = {
+            d: {name for of in splits for name in of.columns["label"]}
+            for d, splits in tables.items()
+        }
         files.check_twins(f"{self.folder}: the classes", held, "Change the labels")
         return tuple(sorted(set().union(*held.values())))
 
     def labels(self, domain: str, split: str) -> Ints:
         numbers = {name: k for k, name in enumerate(self.classes)}
-        labels = self._open(domain)["label"][split]
+        labels = self._open(domain)[split].columns["label"]
         if not labels:
             raise DataError(
                 f"{self.source(domain)} has no {split} texts. Add some. Without a column split, "
@@ -207,27 +197,19 @@ class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[_Columns]):
         return np.array([numbers[label] for label in labels], np.int64)
 
     def texts(self, domain: str, split: str, rows: Ints) -> Sequence[str]:
-        texts = self._open(domain)["text"][split]
+        texts = self._open(domain)[split].columns["text"]
         return [texts[row] for row in rows.tolist()]
 
     @property
     def redrawable(self) -> bool:  # type: ignore[override]
-        return not any("split" in self._open(domain) for domain in self.domains)
+        return not any("split" in self._open(domain)["test"].columns for domain in self.domains)
 
     def values_of(self, setting: str, domain: str, split: str) -> Sequence[str]:
-        return self._open(domain)[setting][split]
-
-    @property
-    def _settings(self) -> dict[str, str]:
-        """The settings that name a column, with its name."""
-        by_unit = "" if self.config.redraw == "rows" else self.config.redraw
-        settings = {"data.groups": self.config.groups, "data.redraw": by_unit}
-        return {key: name for key, name in settings.items() if name}
+        return self._open(domain)[split].columns[self._columns[setting]]
 
     def fingerprint(self) -> Any:
-        tokenizer = Path(self.tokenizer).expanduser()
-        kept = files.stamp(tokenizer) if tokenizer.is_dir() else self.tokenizer
-        return [*(files.stamp(self._path(domain)) for domain in self.domains), kept, self.length]
+        paths = map(self._path, self.domains)
+        return [*map(files.stamp, paths), files.stamp_of(self.tokenizer), self.length]
 
     def source(self, domain: str) -> str:
         return str(self._path(domain))
@@ -235,65 +217,16 @@ class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[_Columns]):
     def _path(self, domain: str) -> Path:
         return self.folder / f"{domain}.csv"
 
-    def _read(self, domain: str) -> _Columns:
-        path = self._path(domain)
-        if self.config.groups in ("text", "label", "split"):
-            raise DataError(
-                f"data.groups = {self.config.groups!r}: this column has no groups of people. Name "
-                "another column, or remove data.groups.",
-                public=True,
-            )
-        wanted = {"text": "text", "label": "label", **self._settings}
-        seen: Counter[str] = Counter()
-        with (
-            files.explained(f"{path} cannot be read as a CSV file in UTF-8"),
-            files.open_regular(path) as file,
-            _long_fields(),
-        ):
-            lines = sum(part.count(b"\n") for part in iter(partial(file.read, 2**20), b""))
-            needed = 2 * file.tell() + ROW_BYTES * lines
-            found = f"{path}: reading its {lines} lines takes"
-            files.check_memory(found, needed, "Store fewer texts in it.")
-            file.seek(0)
-            reader = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
-            columns = reader.fieldnames or ()
-            files.check_columns(str(path), wanted.values(), columns, f"{files.TABLES}.")
-            wanted |= {"split": "split"} if "split" in columns else {}
-            values: _Columns = {key: {split: [] for split in _SPLITS} for key in wanted}
-            for row in reader:
-                line = f"line {reader.line_num}"
-                where = f"{path}: {line}"
-                if problem := self._problem(row):
-                    raise DataError(f"{where} {problem}", public=f"{line} of a table {problem}")
-                label = row["label"]
-                split = row["split"] if "split" in wanted else _SPLITS[seen[label] % 5 > 0]
-                seen[label] += 1
-                if split not in _SPLITS:
-                    remedy = "expected train or test. Correct it, or remove the column."
-                    raise DataError(
-                        f"{where}: found the split {split!r}; {remedy}",
-                        public=f"{line} of a table: found another split; {remedy}",
-                    )
-                for key, name in wanted.items():
-                    values[key][split].append(row[name] if key == "text" else sys.intern(row[name]))
-        return values
-
-    def _problem(self, row: Mapping[Any, Any]) -> str:
-        """Return what is wrong with a row: too many values, or too few; empty if nothing is."""
-        if any(row.get(None) or ()):  # values without a column
-            return "has more values than the header. Quote texts that contain commas."
-        if not row["label"] or row["text"] is None:
-            return "has no label or no text. Add the missing value."
-        lacking = (f"{name} ({key})" for key, name in self._settings.items() if not row[name])
-        problem = next(lacking, "")
-        return f"has no {problem}. Add the value, or remove the row." if problem else ""
-
-
-@contextmanager
-def _long_fields() -> Iterator[None]:
-    """Let the csv module read texts of any length, instead of at most 131,072 characters."""
-    usual = csv.field_size_limit(files.MAX_BYTES)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(usual)
+    def _read(self, domain: str) -> dict[str, files.Table]:
+        for key, name in self._columns.items():
+            if name in ("text", "label", "split"):
+                raise DataError(
+                    f"{key} = {name!r}: this column has no groups of people or patients. Name "
+                    f"another column, or remove {key}.",
+                    public=True,
+                )
+        needed = {"text": "", "label": "", **{name: key for key, name in self._columns.items()}}
+        remedy = f"{files.TABLES}."
+        table = files.read_csv(self._path(domain), needed, ("split",), ("text",), remedy)
+        test = table.is_test(table.columns["label"], table.columns.get(self.config.patient))
+        return {"train": table.where(~test), "test": table.where(test)}

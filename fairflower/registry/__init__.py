@@ -248,10 +248,11 @@ DATA_SETS = Registry(
         "paper of four scanners (flatbed, fax, microfilm, phone)",
         "languages": "corpus:Languages - embedded, next-token: the same 659 interface texts in "
         "six languages of five scripts, as bytes",
-        "images": "folders:DomainImageFolder - your own images: a folder with "
-        "<domain>/<class>/<image>; images:bits=12 for 16-bit gray images that store 12-bit values",
-        "masks": "masks:MaskFolder - your own images with masks, for segmentation: a folder with "
-        "<site>/images/<image> and <site>/masks/<mask>",
+        "images": "own_images:DomainImageFolder - your own images: a folder with "
+        "<domain>/<class>/<image>, or manifest.csv; images:bits=12 for 16-bit gray images that "
+        "store 12-bit values",
+        "masks": "own_images:MaskFolder - your own images with masks, for segmentation: a folder "
+        "with <site>/images/<image> and <site>/masks/<mask>, or manifest.csv",
         "npz": "folders:DomainNpzFolder - your own arrays: a folder with <domain>.npz for each "
         "domain (x_train, y_train, x_test, y_test)",
         "texts": "texts:DomainTextFolder - your own texts: a folder with <domain>.csv for each "

@@ -65,6 +65,10 @@ def _check_split(first: DataSet, second: DataSet, domain: str, split: str) -> No
         assert np.array_equal(alone, x[k]), (
             f"{where}: {first.kind} of row {row} differ between calls, or depend on the other rows."
         )
+    if first.config.patient:
+        units = [np.asarray(data_set.units(domain, split), str) for data_set in (first, second)]
+        assert units[0].shape == (len(y),), f"{where}: {len(units[0])} units, expected {len(y)}."
+        assert np.array_equal(units[0], units[1]), f"{where}: units differ between calls."
     if not first.config.groups:
         return
     g, names = np.asarray(first.group_of(domain, split)), first.group_names

@@ -155,9 +155,9 @@ def test_invalid_isic_folders_are_refused(tmp_path: Path) -> None:
         (
             ISIC_HEADER,
             [["x", 1]],
-            r"GroundTruth.csv, row 82: found x, 1, nothing, .*in every column. Repl",
+            r"GroundTruth.csv: line 83 has no NV. Add the value",
         ),
-        (ISIC_HEADER, [["gone", 1, *[0] * 8]], r"has no file gone.jpg. Add it"),
+        (ISIC_HEADER, [["gone", 1, *[0] * 8]], r"has no file .gone.jpg.. Add it"),
     ):
         write_table(table, header, rows + changed if changed else [])
         with pytest.raises(DataError, match=message):

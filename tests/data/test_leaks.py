@@ -253,7 +253,7 @@ def one_class(folder: Path) -> None:
 ERRORS: dict[str, tuple[Callable[[Path], None], str]] = {
     "no header": (headless, "a table: found 3 columns; missing: text, label, sex."),
     "a wrong split": (wrong_split, "line 6 of a table: found another split; expected train or"),
-    "no label": (no_label, "line 6 of a table has no label or no text"),
+    "no label": (no_label, "line 6 of a table has no label"),
     "no group": (no_group, "line 6 of a table has no sex (data.groups)"),
     "more values": (too_many_values, "line 42 of a table has more values than the header"),
     "an encoding": (not_utf8, "a file cannot be read (UnicodeDecodeError)"),
@@ -595,3 +595,36 @@ def test_harmofl_sends_the_mean_spectrum_of_a_single_batch(tmp_path: Path) -> No
     x, _ = open_site(config, "north").train(0)
     expected = np.abs(np.fft.rfft2(x / 255)).mean(0)
     np.testing.assert_allclose(sent, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_patients_on_both_sides_are_counted_for_the_server_and_not_named(tmp_path: Path) -> None:
+    split = {"split": lambda k: "test" if k % 4 else "train"}
+    site = table(tmp_path / "north.csv", people(**split))
+    reply = refusal(described(site, **TEXTS, **{"data.patient": "name"}))
+    assert "5 of 30 patients have training and test examples. Correct the split" in reply
+    sent = described(site, **TEXTS, **{"data.patient": "sex", "data.redraw": "rows"})
+    assert not sent.has_error()
+    assert SECRET not in words(sent)
+
+
+@pytest.mark.parametrize(
+    ("file", "patient", "said"),
+    [
+        (f"{SECRET}.png", "", "line 14 of a table: a path is no image in the folder, or is listed"),
+        (f"../{SECRET}.png", "", "line 14 of a table: a path is no image in the folder"),
+        (f"{SECRET}/0.png", "", "line 14 of a table: a path is no image in the folder, or is"),
+        (f"{SECRET}/12.png", SECRET, "a table: found 3 columns; missing: MEIER"),
+        (f"{SECRET}/12.png", "PatientID", "'PatientID': 13 of 13 images are no DICOM files with a"),
+    ],
+)
+def test_a_wrong_manifest_is_explained_to_the_server_without_its_paths(
+    file: str, patient: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / SECRET).mkdir()
+    for k in range(13):
+        Image.new("L", (4, 4), k).save(tmp_path / SECRET / f"{k}.png")
+    rows = [{"file": f"{SECRET}/{k}.png", "label": "ab"[k % 2], "who": SECRET} for k in range(12)]
+    site = table(tmp_path / "manifest.csv", [*rows, {"file": file, "label": "a", "who": SECRET}])
+    images = {"data.name": "images", "evaluate.by": "clients", "data.patient": patient}
+    reply = described(site, **images)
+    assert said.partition(" MEIER")[0] in (words(reply) if patient == SECRET else refusal(reply))

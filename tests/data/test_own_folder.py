@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fairflower.config import DataConfig
-from fairflower.data import Federation, files, folders, prepare
+from fairflower.data import Federation, files, own_images, prepare
 from fairflower.data.images import eight_bit, read_picture
 from fairflower.errors import DataError
 
@@ -253,6 +253,62 @@ def test_a_folder_of_dicom_files_is_read_or_names_the_missing_extra(
         prepare(config(tmp_path, image_size=8))
 
 
+def scans(folder: Path, patients: list[str]) -> DataConfig:
+    """Write a DICOM file of each of these patients, in turn of two classes, and a config."""
+    for number, patient in enumerate(patients):
+        place = folder / "north" / ("healthy", "ill")[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        values = np.full((4, 4), number, np.uint8)
+        dicom(place / f"{number:02}.dcm", values, PatientID=patient)
+    return config(folder, clients_per_domain=1)
+
+
+def test_patients_of_dicom_files_are_counted_in_a_warning_and_kept_together(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    patients = [f"MEIER{number // 3}" for number in range(36)]
+    plain = prepare(scans(tmp_path, patients))
+    (warning,) = caplog.messages
+    split = {s: {int(x[0, 0, 0]) // 3 for x in plain.test("north", s).x} for s in ("train", "test")}
+    both = len(split["train"] & split["test"])
+    assert f"north: {both} of 12 patients (PatientID in DICOM files) have training and" in warning
+    assert warning.endswith("Set data.patient = PatientID to keep patients together.")
+    caplog.clear()
+    whole = prepare(config(tmp_path, clients_per_domain=3, patient="PatientID"))
+    held = [
+        {int(x[0, 0, 0]) // 3 for x in part.x}
+        for client in range(3)
+        for part in whole.splits(client, "train", "test")
+    ]
+    assert sum(map(len, held)) == len(set().union(*held)) == 12
+    drawn = prepare(config(tmp_path, clients_per_domain=1, patient="PatientID", redraw="rows"))
+    train, test = (
+        {int(x[0, 0, 0]) // 3 for x in part.x} for part in drawn.splits(0, "train", "test")
+    )
+    assert not train & test
+    assert not [text for text in caplog.messages if "MEIER" in text]
+    for path in (whole.folder / "meta.json", *whole.folder.iterdir()):
+        assert b"MEIER" not in path.read_bytes()
+
+
+@pytest.mark.parametrize("patients", [["a"] * 12, [f"p{k}" for k in range(12)], ["", "a"] * 6])
+def test_patients_who_are_in_one_split_or_unknown_are_not_warned_of(
+    patients: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepare(scans(tmp_path, patients))
+    assert not caplog.messages
+
+
+def test_a_missing_patient_of_a_dicom_file_is_an_error(tmp_path: Path) -> None:
+    scans(tmp_path, ["", "a", "b", "c"] * 3)
+    with pytest.raises(
+        DataError, match=r"PatientID.: 3 of 12 images are no DICOM .*00\.dcm"
+    ) as caught:
+        prepare(config(tmp_path, patient="PatientID"))
+    assert ".dcm" not in str(caught.value.public)
+    assert "3 of 12" in str(caught.value.public)
+
+
 # --- classes and folders ----------------------------------------------------------------
 
 
@@ -340,7 +396,7 @@ def test_images_larger_than_the_memory_are_not_decoded(
 ) -> None:
     root = folder(tmp_path, {"a": "cat dog"})
     monkeypatch.setattr(files, "free_memory", lambda: 10**6)
-    monkeypatch.setattr(folders, "read_picture", lambda _: pytest.fail("decoded"))
+    monkeypatch.setattr(own_images, "read_picture", lambda _: pytest.fail("decoded"))
     with pytest.raises(DataError, match=r"/a: 8 images of 1024x1024 pixels take .*image-size"):
         prepare(config(root, image_size=1024))
 

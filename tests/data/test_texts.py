@@ -110,7 +110,7 @@ def test_a_split_column_divides_the_texts(folder: Path) -> None:
         (b"age,bp,label\n61,140,1\n", "missing: text.* For a table of numbers write a FeatureSet"),
         (b"text,label\nhello,\n", "line 2 has no label"),
         (b"text,label,split\nhello,a,dev\n", "split 'dev'; expected train or test"),
-        (b"text,label,split\nhello,a,test\nbye,a,\n", "line 3: found the split ''; expected train"),
+        (b"text,label,split\nhello,a,test\nbye,a,\n", "line 3 has no split. Add the value"),
         (b"text,label\nhello,a\nbye,b\n", "has no train texts. Add some. Without a column split"),
         (b"text,label,label\nhello,a,b\n", "found several columns named label. Rename all but one"),
         (
