@@ -45,6 +45,7 @@ from fairflower.server.privacy import check_reachable
 from fairflower.server.trained import TrainedModel
 from fairflower.strategies import FairStrategy
 from fairflower.strategies.references import reference_options
+from fairflower.tables.encoding import Encoding
 from fairflower.tasks import CLASSIFICATION
 from fairflower.testing.models import check_unsent, made_up, rehearse, unsent_buffers
 from fairflower.training.build import build_model, build_trainer
@@ -152,6 +153,7 @@ class RunSetup:
             "division": federation.division,
             "redraw": self.redraw(),
             "groups": {groups: federation.group_names} if groups else {},
+            "encoding": json.loads(federation.encoding or "{}"),
         }
         facts |= {name: value for name, value in optional.items() if value}
         images = {"images": federation.fingerprint}
@@ -206,6 +208,11 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
                 f"privacy.noise-multiplier above 0: {config.model.name} has {buffers[0]!r}, which "
                 "is not trained: it may contain statistics of a client's examples. Choose a model "
                 "without BatchNorm and without frozen parameters, for example cnn."
+            )
+        if federation.encoding and Encoding.from_json(federation.encoding).learnt:
+            raise ConfigError(
+                "privacy.noise-multiplier above 0: means and levels of the table would be learnt "
+                "without noise. Declare ranges and levels in the schema, with sums = false."
             )
         numbers = len(strategy._measurements)
         check_reachable(config.privacy, numbers, num_clients, config.num_server_rounds)
