@@ -15,7 +15,7 @@ PACKAGE = ROOT / "fairflower"
 #: more raises the number here, for all to see.
 BUDGETS = {
     "aggregation": 2690,
-    "api": 1070,
+    "api": 1080,
     "classic": 610,
     "cli": 1510,
     "clients": 1980,
@@ -35,7 +35,7 @@ BUDGETS = {
     "server": 4330,
     "statistics": 410,
     "strategies": 4210,
-    "tables": 1500,
+    "tables": 1530,
     "tasks": 940,
     "testing": 1240,
     "trackers": 260,

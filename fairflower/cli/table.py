@@ -26,11 +26,13 @@ def schema(
     """
     settings = {"data.name": "table", "data.dir": str(folder)} | overrides.settings
     config = RunConfig.from_flat(settings).data
-    from fairflower.tables.data_set import TableFolder
-    from fairflower.tables.schema import proposed
+    from fairflower.tables.folder import TableFiles
+    from fairflower.tables.schema import Schema, proposed
 
+    tables = TableFiles(config, Schema())  # the shell may have made the file to write already
+    frames = {domain: tables.frame(domain) for domain in tables.domains()}
     names = names_in(config.target) or [name for name in (config.time, config.event) if name]
-    typer.echo(proposed(TableFolder.frames(config), names), nl=False)
+    typer.echo(proposed(frames, names), nl=False)
 
 
 @friendly_errors()

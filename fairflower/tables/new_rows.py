@@ -27,7 +27,9 @@ def frame_of(row: Mapping[str, Any]) -> pd.DataFrame:
     for name, value in row.items():
         empty = value is None or (isinstance(value, float) and math.isnan(value))
         number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        text = "" if empty else repr(float(value)) if number else str(value).strip()
+        text = "" if empty else str(value).strip()
+        if number and not empty:  # in a form that no decimal mark can change
+            text = str(int(value)) if value == int(value) else f"{float(value):.17e}"
         cells[str(name)] = ["" if text in MISSING else text]
     return pd.DataFrame(cells, dtype=object)
 

@@ -178,7 +178,7 @@ def parse(where: object, frame: pd.DataFrame, columns: Iterable[Column], decimal
     for k, column in enumerate(columns):
         name, known = column.name, cells[column.name]
         if column.kind == "category":
-            text = known.str.replace(r"^(-?\d+)\.0+$", r"\1", regex=True).to_numpy(str)
+            text = whole_numbers(known).to_numpy(str)
             held = np.unique(text[text != ""])
             levels[name] = tuple(map(str, held))
             x[:, k] = np.where(text == "", np.nan, np.searchsorted(held, text))
@@ -198,6 +198,11 @@ def parse(where: object, frame: pd.DataFrame, columns: Iterable[Column], decimal
         levels,
         {n: unit for n, (_, unit) in bare.items() if unit},
     )
+
+
+def whole_numbers(cells: pd.Series) -> pd.Series:
+    """Return levels without decimals of whole numbers: 1.0 and 1 are the same level."""
+    return cells.str.replace(r"^(-?\d+)\.0+$", r"\1", regex=True)
 
 
 def _known(cells: pd.Series, column: Column) -> pd.Series:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fairflower.tables.encoding import Encoding
+from fairflower.tables.encoding import Encoding, Sums
 from fairflower.tables.schema import RARE, Raw
 
 
@@ -60,8 +60,8 @@ def _gives_away(x: Any, y: Any) -> bool:
 def shared_rows(frames: Mapping[str, pd.DataFrame]) -> list[str]:
     """Return a sentence if rows of two domains are equal in all columns."""
     seen: Counter[int] = Counter()
-    for frame in frames.values():
-        seen.update(set(pd.util.hash_pandas_object(frame, index=False).tolist()))
+    for frame in frames.values():  # rows that others of their domain equal are no sign of a person
+        seen.update(pd.util.hash_pandas_object(frame, index=False).drop_duplicates(keep=False))
     if twice := sum(count > 1 for count in seen.values()):
         return [
             f"{twice} rows are at two or more domains, equal in all columns. If they are of the "
@@ -70,10 +70,10 @@ def shared_rows(frames: Mapping[str, pd.DataFrame]) -> list[str]:
     return []
 
 
-def single_class(classes: Mapping[str, pd.Series]) -> list[str]:
+def single_class(targets: Mapping[str, Sums]) -> list[str]:
     """Return a sentence for each domain whose training rows have one class."""
     return [
         f"All training rows at {domain} have the same class."
-        for domain, names in classes.items()
-        if names.nunique() == 1
+        for domain, sums in targets.items()
+        if any(len(own.counts) == 1 for own in sums.values())
     ]

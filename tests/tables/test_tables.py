@@ -18,7 +18,8 @@ from fairflower.data import DataError, prepare
 from fairflower.errors import ConfigError
 from fairflower.tables.data_set import TableFolder
 from fairflower.tables.encoding import Encoding
-from fairflower.tables.schema import proposed
+from fairflower.tables.folder import TableFiles
+from fairflower.tables.schema import Schema, proposed
 from fairflower.tasks import task_of
 from fairflower.testing import check_data
 
@@ -100,7 +101,7 @@ def test_one_file_with_a_domain_column_is_the_same_as_a_file_for_each(tmp_path: 
     assert (second.domains, second.digest) == (("a", "b"), first.digest)
     with pytest.raises(DataError, match="Unknown column 'place'"):
         prepare(config_of(together, domain_column="place"))
-    with pytest.raises(DataError, match=r"expected one file, as data.domain-column is set"):
+    with pytest.raises(DataError, match=r"expected a single file, because data.domain-column"):
         prepare(config_of(apart, domain_column="site"))
 
 
@@ -173,7 +174,9 @@ def test_a_schema_is_proposed_and_used(tmp_path: Path) -> None:
     folder = write(tmp_path / "t", a=columns, b=table(50, sex=["F"] * 50, seen=["2021-05-05"] * 50))
     with pytest.raises(DataError, match="'seen' has dates"):
         prepare(config_of(folder))
-    text = proposed(TableFolder.frames(config_of(folder)), ["disease"])
+    tables = TableFiles(config_of(folder), Schema())
+    frames = {domain: tables.frame(domain) for domain in "ab"}
+    text = proposed(frames, ["disease"])
     assert 'levels = ["F", "M"]' in text
     assert 'kind = "target"' in text
     text = text.replace('since = ""  # for example "2000-01-01"', 'since = "2020-01-01"')
@@ -246,6 +249,7 @@ def test_kinds_that_differ_between_domains_are_refused(tmp_path: Path) -> None:
     ("one", "two", "message"),
     [
         ({"code": ["F", "M"] * 20}, {"code": ["w", "m2"] * 25}, "no level in common at a and b"),
+        ({"disease": ["no", "yes"] * 20}, {"disease": [0, 1] * 25}, "'disease' has no level in"),
         ({"dose": [5.5, 6.5] * 20}, {"dose": [99.0, 117.0] * 25}, "are the units the same"),
         ({"dose": ["5 g"] * 40}, {"dose": ["6 mg"] * 50}, "different units: g at a, mg at b"),
         (
