@@ -184,9 +184,8 @@ def numbers_of(cells: pd.Series, decimal: str) -> npt.NDArray[np.float64]:
     """Return cells as numbers, float64 [N], NaN for those that are none."""
     thousands = "," if decimal == "." else "."
     plain = cells.str.replace(thousands, "", regex=False).str.replace(decimal, ".", regex=False)
-    return pd.to_numeric(plain.where(is_number(cells, decimal), ""), errors="coerce").to_numpy(
-        np.float64
-    )
+    known = plain.where(is_number(cells, decimal), "")
+    return np.asarray(pd.to_numeric(known, errors="coerce"), np.float64)
 
 
 def decimal_marks(where: object, frame: pd.DataFrame, given: str) -> dict[str, str]:

@@ -84,7 +84,8 @@ class Column:
 
 def column_of(entry: Mapping[str, Any]) -> Column:
     """Return the column of an entry in JSON or TOML; its fields are not checked yet."""
-    return Column(**{key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()})
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
+    return Column(**values)
 
 
 #: Fields of a column that a schema may set.
