@@ -35,7 +35,7 @@ BUDGETS = {
     "server": 4330,
     "statistics": 410,
     "strategies": 4210,
-    "tables": 1530,
+    "tables": 1560,
     "tasks": 940,
     "testing": 1240,
     "trackers": 260,

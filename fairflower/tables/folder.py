@@ -22,6 +22,7 @@ from fairflower.tables.schema import (
     common_kind,
     kind_of,
     read_schema,
+    without_marks,
 )
 
 #: What a folder of tables has to contain.
@@ -106,6 +107,9 @@ class TableFiles:
             kept = [c.name for c in self.schema.columns.values() if c.kind != "ignored"]
             dropped = names_in(self.config.drop)
             check_has(self.source(domain), own, {FILE: [n for n in kept if n not in dropped]})
+            for column in self.schema.columns.values():
+                if column.missing and column.name in own:
+                    own[column.name] = without_marks(own[column.name], column)
             self._frames[domain] = own
         return self._frames[domain]
 

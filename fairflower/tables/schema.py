@@ -173,7 +173,7 @@ def parse(where: object, frame: pd.DataFrame, columns: Iterable[Column], decimal
     columns = list(columns)
     x = np.full((len(frame), len(columns)), np.nan)
     levels: dict[str, tuple[str, ...]] = {}
-    cells = {c.name: _known(frame[c.name], c) for c in columns}
+    cells = {c.name: without_marks(frame[c.name], c) for c in columns}
     bare = {c.name: without_unit(cells[c.name]) for c in columns if c.kind == "number"}
     marks = decimal_marks(where, pd.DataFrame({n: b for n, (b, _) in bare.items()}), decimal)
     for k, column in enumerate(columns):
@@ -206,7 +206,8 @@ def whole_numbers(cells: pd.Series) -> pd.Series:
     return cells.str.replace(r"^(-?\d+)\.0+$", r"\1", regex=True)
 
 
-def _known(cells: pd.Series, column: Column) -> pd.Series:
+def without_marks(cells: pd.Series, column: Column) -> pd.Series:
+    """Return cells in which the column's marks of missing cells are empty."""
     return cells.where(~cells.isin(column.missing), "") if column.missing else cells
 
 
@@ -272,7 +273,7 @@ def kind_of(where: str, cells: pd.Series) -> Kind:
             else ""
         )
         raise refused(f"{where}: {found}.{second} {remedy}.", f"a column: {found}. {remedy}.")
-    if len(counts) > MAX_GROUPS or (len(known) >= _MANY and len(counts) > len(known) / 2):
+    if len(counts) > MAX_GROUPS or (len(known) >= _MANY and len(counts) >= len(known) / 2):
         return "ignored"
     return "category"
 

@@ -228,6 +228,12 @@ def _every_fifth(n: int) -> Any:
         ({"seen": ["1.2.2020"] * 40}, {}, "'seen' has dates"),
         ({"dose": ["5"] * 38 + ["<5", ">9"]}, {}, "dose: 1 of 31 cells are no numbers"),
         ({"old": list(range(40))}, {"groups": "size"}, "has .* numbers. Store ranges"),
+        (
+            {"dose": [f"{k} mg" for k in range(39)] + ["none"]},
+            {"target": "dose"},
+            "40 different texts",
+        ),
+        ({"name": [f"x{k}" for k in range(40)]}, {"target": "name"}, "40 different texts"),
         ({}, {"schema": "../x.toml"}, "expected the name of a file in data.dir"),
     ],
 )
