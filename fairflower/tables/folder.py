@@ -107,9 +107,9 @@ class TableFiles:
             kept = [c.name for c in self.schema.columns.values() if c.kind != "ignored"]
             dropped = names_in(self.config.drop)
             check_has(self.source(domain), own, {FILE: [n for n in kept if n not in dropped]})
-            for column in self.schema.columns.values():
-                if column.missing and column.name in own:
-                    own[column.name] = without_marks(own[column.name], column)
+            for name, known in self.schema.columns.items():
+                if known.missing and name in own:
+                    own[name] = without_marks(own[name], known)
             self._frames[domain] = own
         return self._frames[domain]
 

@@ -161,3 +161,18 @@ def test_other_tasks_predict_in_their_words(
     found = fairflower.run(settings).network().from_row({"size": "5.5"})
     assert list(found)[: len(keys)] == keys
     assert all(0 <= v <= 1 for k, v in found.items() if "probability" in k or "survival" in k)
+
+
+def test_differential_privacy_needs_a_schema_that_says_all(tmp_path: Path) -> None:
+    folder = write_three(tmp_path / "three")
+    settings = {"data.name": "table", "data.dir": str(folder), "data.target": "disease"}
+    settings |= {"data.features": "age,sex", "num-server-rounds": 1, "engine": "inline"}
+    settings |= {"strategy.name": "uniform", "privacy.noise-multiplier": 0.1}
+    settings |= {"output-dir": str(tmp_path / "runs"), "model.name": "mlp"}
+    with pytest.raises(ConfigError, match="with sums = false"):
+        fairflower.run(settings)
+    columns = '[columns.age]\nkind = "number"\nlow = 20\nhigh = 100\n[columns.sex]\n'
+    columns += 'kind = "category"\nlevels = ["F", "M"]\n'
+    (folder / "schema.toml").write_text(f"sums = false\n{columns}")
+    found = fairflower.run(settings).network().from_row({"age": 60, "sex": "F"})
+    assert found["prediction"] in ("no", "yes")
