@@ -343,9 +343,9 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         raw = self._raw[domain].rows(own[rows])
         needed = 8 * len(rows) * len(encoding.features)
         files.check_memory(f"{where}: {len(rows)} encoded rows take", needed, "Drop columns.")
-        for name, count in unknown_levels(encoding, raw).items():
-            text = "%s: %s: %d %s rows have a level that few or no training rows have."
-            logger.info(text, where, name, count, split)
+        for name, count in unknown_levels(encoding, raw).items() if split == "test" else ():
+            text = "%s: %s: %d test rows have a level that few or no training rows have."
+            logger.info(text, where, name, count)
         return encoded(encoding, raw)
 
 

@@ -22,6 +22,7 @@ from fairflower.tables.schema import (
     common_kind,
     kind_of,
     read_schema,
+    whole_numbers,
     without_marks,
 )
 
@@ -88,7 +89,7 @@ class TableFiles:
         if lacking := int((frame[column] == "").sum()):
             text = f"{lacking} rows have no domain (data.domain-column). Add it, or remove them."
             raise refused(f"{path}: {text}", text)
-        return frame
+        return frame.assign(**{column: whole_numbers(frame[column])})
 
     def source(self, domain: str) -> str:
         """Describe where a domain's rows come from."""

@@ -202,8 +202,8 @@ def parse(where: object, frame: pd.DataFrame, columns: Iterable[Column], decimal
 
 
 def whole_numbers(cells: pd.Series) -> pd.Series:
-    """Return levels without decimals of whole numbers: 1.0 and 1 are the same level."""
-    return cells.str.replace(r"^(-?\d+)\.0+$", r"\1", regex=True)
+    """Return names without decimals of whole numbers: 1.0, 1,0 and 1 are the same name."""
+    return cells.str.replace(r"^(-?\d+)[.,]0{1,2}$", r"\1", regex=True)
 
 
 def without_marks(cells: pd.Series, column: Column) -> pd.Series:
