@@ -152,7 +152,6 @@ class RunSetup:
             "division": federation.division,
             "redraw": self.redraw(),
             "groups": {groups: federation.group_names} if groups else {},
-            "encoding": json.loads(federation.encoding or "{}"),
         }
         facts |= {name: value for name, value in optional.items() if value}
         images = {"images": federation.fingerprint}
@@ -160,6 +159,8 @@ class RunSetup:
         if self.registry.sites:  # to resume while some sites are away
             known = json.loads(federation.to_json())
             facts["sites"] = {"federation": known, "numbered": self.registry.numbered}
+        elif federation.encoding:  # to predict new rows without the data
+            facts["table"] = {"federation": json.loads(federation.to_json())}
         return facts
 
 
