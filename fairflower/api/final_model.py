@@ -4,8 +4,9 @@ import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
@@ -23,6 +24,8 @@ from fairflower.report.reading import Run, model_file
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import check_same_examples, run_config
 from fairflower.server.registration import recorded_sites
+from fairflower.tables.encoding import Encoding
+from fairflower.tables.new_rows import frame_of, new_features
 from fairflower.training.build import build_model
 from fairflower.training.device import choose_device
 
@@ -107,7 +110,8 @@ class Network(nn.Module):
     Images are uint8 [N, C, H, W] with values from 0 to 255, and have the same channels and size as
     the run's images. Rows of a table are float32 [N, D] without normalization. Texts are token ids,
     int64 [N, L]. The output is logits [N, classes], whose softmax gives probabilities, or that of
-    another task: logits of labels or pixels, or predictions of numbers and times.
+    another task: logits of labels or pixels, or predictions of numbers and times. A new row of a
+    table of text and numbers is given to `from_row`.
     """
 
     mean: Tensor
@@ -140,19 +144,46 @@ class Network(nn.Module):
             return torch.randint(shape[0], (count, *shape[1:]), generator=random)
         return torch.randn(count, *shape, generator=random) * self.std + self.mean
 
+    def from_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the prediction for a new row of a table, given by column in any order.
+
+        For classes: ``prediction``, and the probability of each. For numbers, the unit; for times,
+        the survival at each cut. Columns that the model does not use are ignored. Raises
+        ``DataError`` if a column is missing that was known in all training rows, or a cell is no
+        number. A level that is unknown is warned of, and counts as another one.
+        """
+        columns = self.from_rows(frame_of(row), "the row")
+        return {name: values[0] for name, values in columns.items()}
+
+    def from_rows(self, frame: Any, where: str, decimal: str = "") -> dict[str, list[Any]]:
+        """Return predictions for rows of a table of text, a DataFrame, by heading; see above."""
+        if not self.federation.encoding:
+            raise ConfigError("The run's data are no table (data.name = 'table').")
+        try:
+            encoding = Encoding.from_json(self.federation.encoding)
+        except ValueError as error:
+            raise RunFolderError(f"The run's encoding is damaged: {error}") from error
+        x = new_features(encoding, frame, where, decimal)
+        with torch.inference_mode():
+            output = self.model((torch.from_numpy(x) - self.mean) / self.std)
+        named = self.federation.learns.table(output, self.federation.class_names)
+        return {name: np.asarray(values).tolist() for name, values in named.items()}
+
     def facts(self) -> dict[str, str]:
         """Return metadata that users of the model need, as a dict of JSON texts."""
         attributes = {name: getattr(self.federation, name) for name in ("shape", "mean", "std")}
         attributes |= {"kind": self.kind, "task": self.federation.task}
         named = self.federation.learns.classes or self.federation.classes
         attributes |= {"classes": self.federation.class_names} if named else {}
-        return {name: json.dumps(value) for name, value in attributes.items()}
+        facts = {name: json.dumps(value) for name, value in attributes.items()}
+        return facts | ({"encoding": text} if (text := self.federation.encoding) else {})
 
 
 def network(run: Run, data_dir: str = "", which: Which = None) -> Network:
     """Load a run's model (`load_model`) on the CPU; errors are those of `load_run_model`."""
-    if "sites" in run.info:  # the sites have the data; the run folder describes them
-        federation = recorded_sites(run.path, run.info)
+    # The sites have the data, and rows of tables are not needed: the run folder describes them.
+    if kind := next((key for key in ("sites", "table") if key in run.info), ""):
+        federation = recorded_sites(run.path, run.info, kind)
         config = run_config(run.path, run.config)
         return Network(load_model(run, config, federation, which), federation)
     _, federation, model, _ = load_run_model(run, data_dir, "cpu", which)

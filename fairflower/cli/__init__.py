@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import fairflower
-from fairflower.cli import deploy, listing, report, run, tune
+from fairflower.cli import deploy, listing, report, run, table, tune
 from fairflower.cli.terminal import PLAIN, console
 
 app = typer.Typer(
@@ -42,10 +42,12 @@ def add(group: typer.Typer, command: Callable[..., None], name: str | None = Non
 
 for command in (run.run, run.compare, tune.tune, run.evaluate, report.report, report.export):
     add(app, command)
+add(app, table.predict)
 add(app, listing.list_, "list")
 
 data_app = typer.Typer(help="Inspect data sets.", no_args_is_help=True)
 add(data_app, listing.show, "show")
+add(data_app, table.schema, "schema")
 app.add_typer(data_app, name="data")
 
 deploy_app = typer.Typer(

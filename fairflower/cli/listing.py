@@ -156,7 +156,12 @@ def show(
             raise ConfigError(
                 f"--out {out}: {federation.kind} cannot be drawn as images. Remove --out."
             )
-        names = getattr(make_data_set(config.data), "feature_names", ())
+        if federation.encoding:
+            from fairflower.tables.encoding import Encoding
+
+            names = tuple(Encoding.from_json(federation.encoding).features)
+        else:
+            names = getattr(make_data_set(config.data), "feature_names", ())
         console.print(clients_table(federation), examples_table(federation, names))
         return
     console.print(clients_table(federation))

@@ -30,6 +30,7 @@ from fairflower.config.privacy import PrivacyConfig, check_privacy
 from fairflower.config.secure import check_secure
 from fairflower.config.settings import (
     MAX_INT,
+    OF_TABLES,
     BoundConfig,
     CheckpointConfig,
     Count,
@@ -57,7 +58,7 @@ from fairflower.config.text import (
     unknown,
 )
 from fairflower.errors import ConfigError, is_text, quoted
-from fairflower.registry import MODEL_OF, MODELS, PLAIN_CLIENTS, REFERENCES
+from fairflower.registry import DATA_SETS, MODEL_OF, MODELS, PLAIN_CLIENTS, REFERENCES
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.registry.user_metrics import load_metrics
 
@@ -447,6 +448,7 @@ def _check_model(model: ModelConfig) -> None:
 def _check_conflicts(config: RunConfig, kind: str) -> None:
     """Raise ``ConfigError`` if settings conflict; ``kind`` is that of the data's examples."""
     data, evaluate = config.data, config.evaluate
+    of_tables = argument_to_key(next((key for key in OF_TABLES if getattr(data, key)), ""))
     only_images = f"applies to images only, but data.name = {data.name!r} has {kind}. Remove it."
     conflicts = [
         (
@@ -486,6 +488,11 @@ def _check_conflicts(config: RunConfig, kind: str) -> None:
             evaluate.adabn and not data.held_out,
             "evaluate.adabn = true: AdaBN needs a held-out domain, and data.held-out is empty. Set "
             "data.held-out, or remove evaluate.adabn.",
+        ),
+        (
+            of_tables and DataSpec.read(data.name).name in DATA_SETS.data.keys() - {"table"},
+            f"data.{of_tables}: this setting applies to tables only, and data.name = "
+            f"{data.name!r}. Remove it, or set data.name = 'table'.",
         ),
         (
             data.validation_fraction and data.validation_examples,

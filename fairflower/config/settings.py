@@ -20,6 +20,9 @@ Amount = Annotated[float, Range(0)]
 Fraction = Annotated[float, Range(0, 1)]
 Engine = Literal["auto", "ray", "flower", "inline"]
 
+#: Settings for tables, which need not be in older runs.
+OF_TABLES = ("target", "features", "drop", "domain_column", "split", "time", "event", "schema")
+
 #: The largest integer that TOML and Flower's messages can represent.
 MAX_INT = 2**63 - 1
 
@@ -91,6 +94,42 @@ class DataConfig:
         str,
         "Column, or array of an npz file, with the patient, family or device of each example, "
         "whose examples are kept together in one split and one client. Empty means none.",
+    ] = ""
+    target: Annotated[
+        str,
+        "Column of a table that is predicted, or several, separated by commas. Empty means those "
+        "that the schema calls targets.",
+    ] = ""
+    features: Annotated[
+        str,
+        "Comma-separated columns of a table by which the target is predicted. Empty means all "
+        "others that all domains have.",
+    ] = ""
+    drop: Annotated[
+        str, "Comma-separated columns of a table that are not used. Empty means none."
+    ] = ""
+    domain_column: Annotated[
+        str,
+        "Column with the domain of each row, if all domains of a table are in one file. Empty "
+        "means a file for each domain.",
+    ] = ""
+    split: Annotated[
+        str,
+        "Column of a table with the split of each row, train or test. Empty means that every fifth "
+        "row or patient of each class is a test example.",
+    ] = ""
+    time: Annotated[
+        str, "Column of a table with times, for data.task = survival. Empty means none."
+    ] = ""
+    event: Annotated[
+        str,
+        "Column of a table that says whether a time is an event's (1) or the end of the "
+        "observation (0). Empty means none.",
+    ] = ""
+    schema: Annotated[
+        str,
+        "File in data.dir that says what the columns of a table mean. Empty means schema.toml, if "
+        "it is there.",
     ] = ""
     smallest_group: Annotated[
         PositiveCount,

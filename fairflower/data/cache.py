@@ -24,6 +24,7 @@ import numpy as np
 
 from fairflower.config import DataConfig
 from fairflower.config.methods import DataSpec
+from fairflower.config.settings import OF_TABLES
 from fairflower.data.data_set import (
     DataSet,
     FeatureSet,
@@ -160,12 +161,8 @@ def make_data_set(config: DataConfig) -> DataSet:
 def _hash(data_set: DataSet, site: bool, least: int) -> str:
     settings = {**vars(data_set.config), "domains": data_set.domains, "site": site}
     # Not part of the content, or covered by the fingerprint or by `least`.
-    for key in (
-        "augment",
-        "dir",
-        "smallest_group",
-        *([] if data_set.config.patient else ["patient"]),
-    ):
+    unset = [key for key in ("patient", *OF_TABLES) if not settings[key]]
+    for key in ("augment", "dir", "smallest_group", *unset):
         del settings[key]
     settings |= {"least": least} if least > 1 else {}
     settings |= {"task": data_set.task} if data_set.task != CLASSIFICATION else {}
@@ -224,9 +221,10 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
     ones = {d: np.ones(len(y), np.int64) for d, y in labels["test"].items()}
     unseen_rows = test_rows(config, unseen, ones)
     divided = {**rows, "test": rows["test"] | unseen_rows}
+    data_set.learn_encoding(_trained(groups, rows["train"]))
     examples = {s: _examples(data_set, [*groups, *unseen], divided[s], SPLITS[s]) for s in divided}
     shape = _shape(data_set, examples)
-    task = task_of(data_set.task)
+    task = task_of(data_set.task)  # of a table, `learn_encoding` has learnt the scale
     num_classes = _num_outputs(data_set, labels, task, site)
     people = cache(lambda d, split: groups_of(data_set, d, split, labels[split][d]))
     data = {
@@ -263,8 +261,17 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
         groups=config.groups,
         group_names=data_set.group_names,
         task=data_set.task,
+        encoding=data_set.encoding,
     )
     return federation, [*data.values(), {f"ends_{s}": _ends(divided[s]) for s in divided}]
+
+
+def _trained(groups: list[ClientGroup], rows: Rows) -> dict[str, Ints]:
+    """Return the rows of each domain on which any client trains, int64 [N]."""
+    by_domain: dict[str, list[Ints]] = {}
+    for group in groups:
+        by_domain.setdefault(group.domain, []).extend(rows[group.name])
+    return {domain: np.unique(np.concatenate(own)) for domain, own in by_domain.items()}
 
 
 def _num_outputs(

@@ -90,6 +90,8 @@ class DataSet(ABC):
     auc: ClassVar[bool] = False
     #: Sensitive attribute (a possible value of ``data.groups``) -> names of its groups of people.
     attributes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    #: How rows of a table become features, as text (`learn_encoding`); empty if they are features.
+    encoding = ""
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
@@ -176,6 +178,13 @@ class DataSet(ABC):
     @abstractmethod
     def source(self, domain: str) -> str:
         """Describe the source of a domain's examples."""
+
+    def learn_encoding(self, rows: Mapping[str, Ints]) -> None:  # noqa: B027
+        """Learn from these training rows of each domain how examples are encoded.
+
+        It is called before `examples`, with the rows on which clients train. By default, nothing is
+        learnt.
+        """
 
     def units(self, domain: str, split: str) -> Sequence[str]:
         """Return for each example of a split its patient (``data.patient``, or ``data.redraw``).

@@ -128,6 +128,8 @@ class Federation:
     group_names: tuple[Name, ...] = ()
     #: What is learnt, a name with arguments; see `fairflower.tasks`.
     task: str = CLASSIFICATION
+    #: How rows of a table become features (`fairflower.tables.encoding`); empty if they are.
+    encoding: str = ""
 
     def __hash__(self) -> int:
         """Hash only a few fields, because workers look up the federation of every message."""
@@ -172,6 +174,8 @@ class Federation:
         """Return the text of ``meta.json``."""
         meta = by_field(self)
         del meta["folder"]
+        if not self.encoding:  # as earlier versions wrote it, whose digests are compared
+            del meta["encoding"]
         return json.dumps(meta, default=by_field)
 
     def check(self, own: str = "") -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from fairflower.config import DataConfig
 from fairflower.config.text import names_in, unknown
 from fairflower.data.cache import make_data_set, prepare
-from fairflower.data.data_set import check_classes
+from fairflower.data.data_set import DataSet, check_classes
 from fairflower.data.federation import ClientInfo, Federation, Ints, Split
 from fairflower.errors import DataError
 
@@ -44,6 +44,12 @@ def open_site(config: DataConfig, domain: str) -> Federation:
         raise DataError(unknown("domain", domain, domains), public=f"data-dir has {found}")
     config = replace(config, domains=domain if domain in domains else domains[0])
     data_set = make_data_set(config)
+    if type(data_set).learn_encoding is not DataSet.learn_encoding:
+        raise DataError(
+            f"data.name = {config.name!r}: tables of sites are not supported yet. Simulate the "
+            "sites, with a file for each in one folder.",
+            public=True,
+        )
     if data_set.partitioner() is not None:
         raise DataError(
             f"data.name = {config.name!r} is divided by a partitioner, but the data of a site are "

@@ -213,7 +213,7 @@ TRACKERS = Registry(
 RANDOM_WEIGHTS = "random"
 
 #: Data sets that read a user's own files.
-OWN_FILES = ("images", "masks", "npz", "texts", "corpus")
+OWN_FILES = ("images", "masks", "npz", "texts", "corpus", "table")
 
 DATA_SETS = Registry(
     "fairflower.data",
@@ -257,6 +257,9 @@ DATA_SETS = Registry(
         "domain (x_train, y_train, x_test, y_test)",
         "texts": "texts:DomainTextFolder - your own texts: a folder with <domain>.csv for each "
         "domain (text, label); texts:length=64:tokenizer=FOLDER for a network from transformers",
+        "table": "fairflower.tables.data_set:TableFolder - your own tables: a folder with "
+        "<domain>.csv, .tsv, .txt or .parquet for each domain, or one file with data.domain-column;"
+        " data.target names what is predicted",
         "corpus": "corpus:DomainCorpus - your own texts, for next-token: a folder with "
         "<domain>/*.txt or *.jsonl; corpus:length=64:tokenizer=FOLDER for a network from "
         "transformers",

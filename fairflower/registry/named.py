@@ -33,7 +33,8 @@ class Registry(UserDict[str, Any]):
     package : str
         Package of the built-in entries.
     entries : mapping
-        Built-in name -> ``"module:attribute"`` in ``package``, or ``"module:attribute - line"``
+        Built-in name -> ``"module:attribute"`` in ``package`` or, if it begins with "fairflower.",
+        in another one, or ``"module:attribute - line"``
         with a description, so that listing the entries imports nothing. A name ``FAMILY:NAME``
         stands for every network of a library: ``FAMILY:x`` is the entry's function with the first
         argument ``"x"``.
@@ -82,7 +83,7 @@ class Registry(UserDict[str, Any]):
         entry.
         """
         if name in self.data:
-            return _attribute(f"{self.package}.{self.data[name]}")
+            return _attribute(self._place(name))
         if family := self.family(name):
             function = _attribute(f"{self.package}.{self.families[family]}")
             member = functools.partial(function, name.partition(":")[2])
@@ -111,7 +112,12 @@ class Registry(UserDict[str, Any]):
 
     def module_of(self, name: str) -> str:
         """Return the module of a built-in entry, without importing it."""
-        return f"{self.package}.{self.data[name]}".partition(":")[0]
+        return self._place(name).partition(":")[0]
+
+    def _place(self, name: str) -> str:
+        """Return the ``module:attribute`` of a built-in entry."""
+        place: str = self.data[name]
+        return place if place.startswith("fairflower.") else f"{self.package}.{place}"
 
     def own_file(self, name: str) -> Path | None:
         """Return the file of the module in ``module:Class``; this imports only its package.

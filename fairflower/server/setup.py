@@ -160,6 +160,8 @@ class RunSetup:
         if self.registry.sites:  # to resume while some sites are away
             known = json.loads(federation.to_json())
             facts["sites"] = {"federation": known, "numbered": self.registry.numbered}
+        elif federation.encoding:  # to predict new rows without the data
+            facts["table"] = {"federation": json.loads(federation.to_json())}
         return facts
 
 
@@ -207,6 +209,11 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
                 f"privacy.noise-multiplier above 0: {config.model.name} has {buffers[0]!r}, which "
                 "is not trained: it may contain statistics of a client's examples. Choose a model "
                 "without BatchNorm and without frozen parameters, for example cnn."
+            )
+        if federation.encoding and json.loads(federation.encoding)["learnt"]:
+            raise ConfigError(
+                "privacy.noise-multiplier above 0: means and levels of the table would be learnt "
+                "without noise. Declare ranges and levels in the schema, with sums = false."
             )
         numbers = len(strategy._measurements)
         check_reachable(config.privacy, numbers, num_clients, config.num_server_rounds)

@@ -75,6 +75,15 @@ class TrainedModel:
         if sites:
             federation = self._at_sites(federation)
         self._check(self.facts, federation, "task", "classes")
+        described = self.facts.get("table") or self.facts.get("sites") or {}
+        known = described.get("federation", {}).get("encoding", "{}")
+        encoding = self.facts.get("encoding") or json.loads(known)
+        if encoding and encoding != json.loads(federation.encoding or "{}"):
+            raise ConfigError(
+                f"{self._start}: other rows taught how its table is encoded, so the columns of "
+                f"{config.data.name} would mean something else. Test it on the tables and with the "
+                "data settings of its training; for new rows use `fairflower predict`."
+            )
         scale = self._scale(config)
         own = any(getattr(federation, name) != value for name, value in scale.items()) and not sites
         if config.evaluate.by != "server" and (own or self.path.suffix in _PROGRAMS):

@@ -6,7 +6,7 @@ which one it is. Methods import torch when they compute, because reports read ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -178,6 +178,16 @@ class Task(Configurable):
     def of_example(self, y: Targets, prediction: Targets) -> float:
         """Return the primary score of an example, by which reports choose masks; may be NaN."""
         return float((y == prediction).mean())
+
+    def table(self, output: Tensor, names: Sequence[str]) -> dict[str, Any]:
+        """Return columns of a table of predictions by heading, each [N].
+
+        ``names`` are those of classes or targets.
+        """
+        values = self.predict(output).reshape(len(output), -1).numpy().T
+        if len(values) == 1:
+            return {"prediction": values[0]}
+        return {f"prediction of {name}": column for name, column in zip(names, values, strict=True)}
 
     def for_users(self, output: Tensor) -> Tensor:
         """Return what users' metrics and exported networks give: the output; see ``scaled``."""

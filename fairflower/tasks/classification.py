@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -60,6 +62,12 @@ class Classification(Task):
 
     def predict(self, output: Tensor) -> Tensor:
         return output.argmax(1)
+
+    def table(self, output: Tensor, names: Sequence[str]) -> dict[str, Any]:
+        shares = output.double().softmax(1).numpy().T
+        found = np.array(names, object)[self.predict(output).numpy()]
+        each = zip(names, shares, strict=True)
+        return {"prediction": found, **{f"probability of {name}": p for name, p in each}}
 
     def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         return super().sums(output, y) | {"accuracy": (self.predict(output) == y).sum()}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -54,6 +55,10 @@ class MultiLabel(Task):
 
     def predict(self, output: Tensor) -> Tensor:
         return (output > 0).to(output.dtype)
+
+    def table(self, output: Tensor, names: Sequence[str]) -> dict[str, Any]:
+        shares = output.double().sigmoid().numpy().T
+        return {f"probability of {name}": p for name, p in zip(names, shares, strict=True)}
 
     def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         guess = output > 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -106,6 +107,10 @@ class Regression(Task):
         if self.kind == "poisson":
             return self.scale * output.exp()
         return self.center + self.scale * output
+
+    def table(self, output: Tensor, names: Sequence[str]) -> dict[str, Any]:
+        unit = self.scores[0].unit
+        return super().table(output, names) | ({"unit": [unit] * len(output)} if unit else {})
 
     def sums(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         wide = y.double() if y.device.type != "mps" else y

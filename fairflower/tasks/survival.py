@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -129,6 +130,15 @@ class Survival(Task):
         width = output.new_tensor(np.diff(self.cuts, prepend=0))
         mean = ((before + survived) / 2 * width).sum(1)
         return torch.stack([mean, 1 - survived[:, -1]], 1)
+
+    def table(self, output: Tensor, names: Sequence[str]) -> dict[str, Any]:
+        last, (mean, event) = f"{self.cuts[-1]:g}", self.predict(output.double()).numpy().T
+        survived = zip(self.cuts, self.survival(output.double()).numpy().T, strict=True)
+        return {
+            f"mean time until {last}": mean,
+            f"probability of an event until {last}": event,
+            **{f"survival at {cut:g}": p for cut, p in survived},
+        }
 
     def whole(self, y: Targets, predictions: Targets, outputs: Vector) -> dict[str, float]:
         import torch

@@ -1,0 +1,70 @@
+"""``fairflower data schema`` and ``fairflower predict``: a user's own tables."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairflower.cli.options import ConfigOverrides, with_settings
+from fairflower.cli.terminal import friendly_errors, say_where
+from fairflower.config import RunConfig
+from fairflower.config.text import names_in
+from fairflower.errors import ConfigError
+from fairflower.paths import check_output_file
+
+
+@with_settings()
+def schema(
+    folder: Annotated[Path, typer.Argument(help="Folder of tables, as data.dir.")],
+    *,
+    overrides: ConfigOverrides,
+) -> None:
+    """Print a schema of the tables in a folder: kinds, units, ranges and levels of the columns.
+
+    Save it as schema.toml in the folder, correct it, and use the same file at all sites:
+    `fairflower data schema DIR -s data.target=COLUMN > DIR/schema.toml`
+    """
+    settings = {"data.name": "table", "data.dir": str(folder)} | overrides.settings
+    config = RunConfig.from_flat(settings).data
+    from fairflower.tables.folder import TableFiles
+    from fairflower.tables.schema import Schema, proposed
+
+    tables = TableFiles(config, Schema())  # the shell may have made the file to write already
+    frames = {domain: tables.frame(domain) for domain in tables.domains()}
+    names = names_in(config.target) or [name for name in (config.time, config.event) if name]
+    typer.echo(proposed(frames, names), nl=False)
+
+
+@friendly_errors()
+def predict(
+    run: Annotated[Path, typer.Argument(help="Run folder of a model of a table.")],
+    rows: Annotated[Path, typer.Argument(help="Table of new rows, with columns in any order.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Output file (.csv). Default: it is printed."),
+    ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Use the model of the best round (checkpoint.best).")
+    ] = False,
+) -> None:
+    """Predict new rows of a table with a run's final model; write them with the predictions.
+
+    The model's encoding, in the run folder, says how columns become features; the training data are
+    not needed. Columns that the model does not use are kept.
+    """
+    if out:
+        check_output_file(out, ".csv")
+    if not rows.is_file():
+        raise ConfigError(f"{rows} does not exist. Check this path.")
+    from fairflower.api.final_model import network
+    from fairflower.report import read_run
+    from fairflower.tables.reading import Format, read_table
+
+    frame = read_table(rows, Format())
+    made = network(read_run(run), which="best" if best else None).from_rows(frame, str(rows))
+    text = frame.assign(**made).to_csv(index=False)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    out.write_text(text, encoding="utf-8")
+    say_where("predictions", out)

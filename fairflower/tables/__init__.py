@@ -1,0 +1,1 @@
+"""Tables of a user's own: what their columns mean, and how rows become features."""

@@ -1,0 +1,386 @@
+"""The data set ``table``: a user's own tables, without code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fairflower.config import DataConfig
+from fairflower.config.methods import TaskSpec
+from fairflower.config.text import names_in
+from fairflower.data import files
+from fairflower.data.data_set import DataSetOfFiles, FeatureSet, strata_of
+from fairflower.data.federation import Floats, Ints
+from fairflower.data.files import logger
+from fairflower.data.folders import OwnFiles
+from fairflower.errors import ConfigError, DataError
+from fairflower.registry import CLASSIFICATION
+from fairflower.tables.encoding import (
+    Encoding,
+    Sums,
+    declared,
+    differences,
+    encoded,
+    merged,
+    summed,
+    unknown_levels,
+)
+from fairflower.tables.folder import CONTENT, TableFiles, check_has
+from fairflower.tables.reading import is_number, numbers_of, refused, without_unit
+from fairflower.tables.schema import (
+    Column,
+    Kind,
+    Raw,
+    kind_of,
+    parse,
+    whole_numbers,
+)
+from fairflower.tables.warnings import leaks, shared_rows, single_class
+from fairflower.tasks import Targets, task_of
+
+#: Most values of a numeric target that are classes, and of a numeric column with groups of people.
+MOST_CLASSES = 10
+
+#: Facts of files by their fingerprint and settings, because every message makes the data set anew.
+_FACTS: dict[Any, Any] = {}
+
+
+class Opened(NamedTuple):
+    """A domain's rows that have a target, as text, and which of them are test examples, [N]."""
+
+    frame: pd.DataFrame
+    test: npt.NDArray[np.bool_]
+
+
+class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
+    """Tables in ``data.dir``: ``<domain>.csv``, ``.tsv``, ``.txt`` or ``.parquet``, or one file.
+
+    With ``data.domain-column``, one file has all domains. ``data.target`` names what is predicted,
+    a class or a number, or several labels; ``data.time`` and ``data.event`` are for survival.
+    Delimiter, encoding and decimal mark are detected, and the log names them. Missing cells are
+    empty, NA, NaN, NULL, ?, . or -.
+
+    What columns mean says a schema, ``schema.toml`` or ``data.schema``, that ``fairflower data
+    schema`` proposes; without it, training rows do. Numbers are standardized, categories are
+    one-hot, and missing cells are replaced by the mean or the mode, with a feature that says so
+    (`fairflower.tables.encoding`).
+
+    Test examples are those of ``data.split``, or in each class the first row and every fifth after
+    it; with ``data.patient``, patients are counted instead of rows, and all rows of a patient are
+    on one side. Each domain is divided equally among its clients by default.
+    """
+
+    title = "A folder of tables"
+    content = CONTENT
+
+    def __init__(self, config: DataConfig) -> None:
+        self.files = TableFiles(config)
+        self.config = config  # for `all_domains`
+        super().__init__(config)
+        #: Sums of each client domain's training rows, after `learn_encoding`.
+        self.sums: dict[str, Sums] = {}
+        self._encoding: Encoding | None = None
+        self._raw: dict[str, Raw] = {}
+
+    def all_domains(self) -> Sequence[str]:
+        return list(self._remembered("domains", self.files.domains))
+
+    def _remembered(self, what: str, make: Callable[[], Any]) -> Any:
+        key = what, json.dumps(self.fingerprint()), self.config
+        if key not in _FACTS:
+            _FACTS[key] = make()
+        return _FACTS[key]
+
+    def fingerprint(self) -> Any:
+        return self.files.fingerprint
+
+    def source(self, domain: str) -> str:
+        return self.files.source(domain)
+
+    def _read(self, domain: str) -> Opened:
+        frame, where = self.files.frame(domain), self.source(domain)
+        check_has(where, frame, self._named)
+        spec = TaskSpec.read(self.config.task or CLASSIFICATION)
+        several = len(self.target_names) > 1 and not self.config.time
+        needed = [] if several and spec.name != "regression" else self.target_names
+        has = (frame[needed] != "").all(axis=1)
+        if lacking := int((~has).sum()):
+            text = "%s: %d of %d rows have no %s, and are no examples."
+            logger.warning(text, where, lacking, len(frame), " or ".join(needed))
+        frame = frame[has].reset_index(drop=True)
+        if frame.empty:
+            text = "no row has a target. Add rows, or remove the file."
+            raise refused(f"{where}: {text}", f"a table: {text}")
+        if task_of(self.task).classes:
+            name = self.target_names[0]
+            frame = frame.assign(**{name: whole_numbers(frame[name])})
+        patient = self.config.patient
+        if patient and (lacking := int((frame[patient] == "").sum())):
+            text = f"{lacking} rows have no patient (data.patient). Add it, or remove the rows."
+            raise refused(f"{where}: {text}", text)
+        return Opened(frame, self._tested(where, frame))
+
+    @property
+    def _named(self) -> dict[str, list[str]]:
+        """The columns that settings name, by setting."""
+        config = self.config
+        named = {"data.target": self.target_names, "data.features": names_in(config.features)}
+        keys = ("split", "groups", "patient", "redraw")
+        single = {f"data.{key}": [getattr(config, key)] for key in keys}
+        single["data.redraw"] = [config.redraw] if config.redraw not in ("", "rows") else []
+        return named | {key: [*filter(None, names)] for key, names in single.items()}
+
+    def _tested(self, where: str, frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        """Return which rows are test examples, bool [N]."""
+        column, patient = self.config.split, self.config.patient
+        people = frame[patient] if patient else pd.Series(range(len(frame)))
+        if not column:
+            first = ~people.duplicated()
+            strata = strata_of(self, self._targets(frame))[first]
+            place = pd.Series(strata).groupby(strata).cumcount().to_numpy()
+            return np.asarray(people.isin(set(people[first][place % 5 == 0])), np.bool_)
+        words = frame[column].str.lower()
+        if wrong := int((~words.isin(["train", "test", "validation"])).sum()):
+            text = f"{wrong} rows have another split than train, test or validation"
+            raise refused(f"{where}: {column}: {text}. Correct them.", f"a table: {text}")
+        if aside := int((words == "validation").sum()):
+            text = "%s: %d validation rows are training rows: data.validation-fraction draws them."
+            logger.warning(text, where, aside)
+        test = np.asarray(words == "test", np.bool_)
+        if both := len(set(people[test]) & set(people[~test])):
+            text = f"{both} patients have training and test rows (data.split)"
+            raise refused(f"{where}: {text}. Correct the column.", f"a table: {text}")
+        return test
+
+    @cached_property
+    def target_names(self) -> list[str]:
+        """Names of the columns that are predicted."""
+        names = names_in(self.config.target) or self.files.schema.targets
+        times = [name for name in (self.config.time, self.config.event) if name]
+        if len(times) == 1 or bool(names) == bool(times):
+            raise ConfigError(
+                "data.name = 'table' needs data.target, the column that is predicted, or data.time "
+                "and data.event, but not both. Set one of them."
+            )
+        return names or times
+
+    @cached_property
+    def task(self) -> str:  # type: ignore[override]
+        """What is learnt: classes, or a number of more than `MOST_CLASSES` values."""
+        return str(self._remembered("task", self._infer_task))
+
+    def _infer_task(self) -> str:
+        if self.config.time:
+            raise ConfigError(
+                "data.time needs data.task = survival with cuts, as survival:cuts=90;180;360."
+            )
+        if len(self.target_names) > 1:
+            return "multilabel"
+        return inferred_task(self.files, self.domains, self.target_names[0])
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Names of the classes or targets; the first use reads the files of all domains."""
+        task = task_of(self.task)
+        if not task.classes:
+            return () if self.config.time else tuple(self.target_names)
+        column = self.files.schema.columns.get(self.target_names[0])
+        if column and column.levels:
+            return column.levels
+        held = {d: set(self._open(d).frame[self.target_names[0]]) for d in self.domains}
+        files.check_twins(f"{self.files.folder}: the classes", held, "Change the labels")
+        return tuple(sorted(set().union(*held.values())))
+
+    def _targets(self, frame: pd.DataFrame) -> Targets:
+        """Return the targets of rows; those of a class are numbers within these rows alone."""
+        if task_of(self.task).classes:
+            return np.unique(frame[self.target_names[0]], return_inverse=True)[1]
+        columns = []
+        for name in self.target_names:
+            cells, _ = without_unit(frame[name])
+            words = {"true": "1", "yes": "1", "false": "0", "no": "0"}
+            cells = cells.where(~cells.str.lower().isin(words), cells.str.lower().map(words))
+            known = cells[cells != ""]
+            mark = "." if is_number(known, ".").all() else ","
+            if wrong := int((~is_number(known, mark)).sum()):
+                text = f"{wrong} targets are no numbers, as the task {self.task} needs"
+                raise refused(f"{name}: {text}. Correct them, or set data.task.", text)
+            columns.append(numbers_of(cells, mark))
+        return columns[0] if len(columns) == 1 and not self._wide else np.stack(columns, axis=1)
+
+    @property
+    def _wide(self) -> bool:
+        return TaskSpec.read(self.task).name == "multilabel"
+
+    def labels(self, domain: str, split: str) -> Targets:
+        opened = self._open(domain)
+        chosen = opened.test == (split == "test")
+        if not chosen.any():
+            raise DataError(
+                f"{self.source(domain)} has no {split} rows. Add some. Without data.split, the "
+                "first row of a class and every fifth after it are test rows.",
+                public=f"a table has no {split} rows",
+            )
+        if not task_of(self.task).classes:
+            return self._targets(opened.frame[chosen])
+        names = opened.frame[self.target_names[0]][chosen]
+        known = {name: k for k, name in enumerate(self.classes)}
+        if wrong := len(set(names) - known.keys()):
+            text = f"{wrong} classes are not among the levels of the target in the schema"
+            raise refused(f"{self.source(domain)}: {text}. Add them.", text)
+        labels: Ints = names.map(known).to_numpy(np.int64)
+        return labels
+
+    @property
+    def redrawable(self) -> bool:  # type: ignore[override]
+        return not self.config.split
+
+    def values_of(self, setting: str, domain: str, split: str) -> Sequence[str]:
+        opened, name = self._open(domain), str(getattr(self.config, setting.removeprefix("data.")))
+        values = opened.frame[name][opened.test == (split == "test")]
+        if lacking := int((values == "").sum()):
+            text = f"{lacking} rows have no {setting}. Add it, or remove the rows."
+            raise refused(f"{self.source(domain)}: {text}", text)
+        number = setting == "data.groups" and is_number(values, ".").all()
+        if number and values.nunique() > MOST_CLASSES:
+            text = f"data.groups = {name!r} has {values.nunique()} numbers"
+            raise refused(f"{text}. Store ranges in a column instead.", text)
+        return [str(value) for value in whole_numbers(values)]
+
+    def units(self, domain: str, split: str) -> Sequence[str]:
+        setting = "data.patient" if self.config.patient else "data.redraw"
+        return self.values_of(setting, domain, split)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The encoding as text."""
+        return self._learnt.to_json()
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Names of the features."""
+        return tuple(self._learnt.features)
+
+    @property
+    def _learnt(self) -> Encoding:
+        if self._encoding is None:
+            sizes = {d: len(self.labels(d, "train")) for d in self.client_domains}
+            self.learn_encoding({d: np.arange(size) for d, size in sizes.items()})
+        assert self._encoding is not None
+        return self._encoding
+
+    def _trained(self, domain: str, rows: Ints) -> Ints:
+        """Return the places in the domain's table of training rows, drawn anew or not."""
+        test = self._open(domain).test
+        own = np.flatnonzero(~test)
+        in_order = np.concatenate([own, np.flatnonzero(test)]) if self.config.redraw else own
+        places: Ints = in_order[self.places(domain, "train", rows)]
+        return places
+
+    def learn_encoding(self, rows: Mapping[str, Ints]) -> None:
+        frames = {domain: self._open(domain).frame for domain in self.domains}
+        places = {domain: self._trained(domain, own) for domain, own in rows.items()}
+        trained = {domain: frames[domain].iloc[at] for domain, at in places.items()}
+        columns = self.files.columns(trained, self.target_names)
+        for domain, frame in frames.items():
+            own = [column for column in columns if column.name in frame]
+            decimal = self.files.schema.format.decimal
+            self._raw[domain] = parse(self.source(domain), frame, own, decimal)
+        raws = {domain: self._raw[domain].rows(at) for domain, at in places.items()}
+        named = {column.name: column for column in columns}
+        self.sums = {d: summed([named[name] for name in r.names], r) for d, r in raws.items()}
+        if self.files.schema.sums:
+            self._encoding = merged(self.sums)
+        else:
+            self._encoding = declared(self.files.schema, [column.name for column in columns])
+        used = [column.name for column in self._encoding.columns]
+        if not used:
+            raise refused(f"{self.files.folder}: there is no column to predict the target by.")
+        for domain, frame in frames.items():  # the held-out one, too
+            check_has(self.source(domain), frame, {"as all domains of clients": used})
+        targets = {domain: self._target_sums(frame) for domain, frame in trained.items()}
+        found = differences({d: {**own, **targets[d]} for d, own in self.sums.items()})
+        found += leaks(self._encoding, raws, {d: self._predicted(f) for d, f in trained.items()})
+        found += shared_rows({d: f[[*used, *self.target_names]] for d, f in frames.items()})
+        found += single_class(targets)
+        for text in found:
+            logger.warning(text)
+        spec, names = TaskSpec.read(self.task), self.target_names
+        if spec.name == "regression" and len(names) == 1 and self.files.schema.sums:
+            self.task = scaled_task(self.task, {d: own[names[0]] for d, own in targets.items()})
+
+    def _predicted(self, frame: pd.DataFrame) -> Any:
+        """Return the targets of rows: names of classes, or numbers."""
+        classes = task_of(self.task).classes
+        return frame[self.target_names[0]] if classes else self._targets(frame)
+
+    def _target_sums(self, frame: pd.DataFrame) -> Sums:
+        """Return the sums of the targets, as of columns."""
+        kind: Kind = "category" if task_of(self.task).classes else "number"
+        known = self.files.schema.columns
+        columns = [replace(known.get(n, Column(n)), kind=kind) for n in self.target_names]
+        if kind == "category":
+            raw = parse("the target", frame, columns, "")
+        else:
+            units = {name: without_unit(frame[name])[1] for name in self.target_names}
+            x, units = (
+                self._targets(frame).reshape(len(frame), -1),
+                {k: u for k, u in units.items() if u},
+            )
+            raw = Raw(tuple(self.target_names), x, {}, units)
+        return summed(columns, raw)
+
+    def features(self, domain: str, split: str, rows: Ints) -> Floats:
+        encoding, where = self._learnt, self.source(domain)
+        own = np.flatnonzero(self._open(domain).test == (split == "test"))
+        raw = self._raw[domain].rows(own[rows])
+        needed = 8 * len(rows) * len(encoding.features)
+        files.check_memory(f"{where}: {len(rows)} encoded rows take", needed, "Drop columns.")
+        for name, count in unknown_levels(encoding, raw).items() if split == "test" else ():
+            text = "%s: %s: %d test rows have a level that few or no training rows have."
+            logger.info(text, where, name, count)
+        return encoded(encoding, raw)
+
+
+def inferred_task(tables: TableFiles, domains: Sequence[str], name: str) -> str:
+    """Return the task of a target: classes, or a number of more than `MOST_CLASSES` values."""
+    column = tables.schema.columns.get(name, Column(name))
+    if column.levels:
+        return CLASSIFICATION
+    parts = []
+    for domain in domains:
+        frame = tables.frame(domain)
+        check_has(tables.source(domain), frame, {"data.target": [name]})
+        parts.append(without_unit(frame[name])[0])
+    cells = pd.concat(parts)
+    known = cells[cells != ""]
+    different = known.nunique()
+    number = any(is_number(known, mark).all() for mark in ".,")
+    if number and different > MOST_CLASSES:
+        logger.info("%s has %d numbers, so the task is a regression.", name, different)
+        return "regression"
+    if not number and kind_of(name, cells) != "category":
+        text = f"the target has {different} different texts; expected classes or numbers"
+        raise refused(f"{name}: {text}. Set data.target to another column.", text)
+    return CLASSIFICATION
+
+
+def scaled_task(task: str, sums: Sums) -> str:
+    """Return a regression with center, scale and unit of its target, unless they are set.
+
+    ``sums`` are the target's at each place.
+    """
+    (whole,) = merged({place: {"": own} for place, own in sums.items()}).columns
+    spec = TaskSpec.read(task)
+    learnt = {"center": f"{whole.mean:.6g}", "scale": f"{whole.std:.6g}", "unit": whole.unit}
+    if spec.args.get("loss") == "poisson":
+        learnt = {"scale": f"{whole.mean:.6g}", "unit": whole.unit}
+    named = [f"{key}={value}" for key, value in learnt.items() if value and key not in spec.args]
+    return ":".join([task, *named])

@@ -1,0 +1,282 @@
+"""How rows of a table become features, learnt from sums over training rows.
+
+Each place (a domain, or a site) computes `summed`, the sums are `merged`, and every place encodes
+its rows by the result, with `encoded`. All three are functions of their arguments alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from fairflower.arguments import Count, Finite, Name, conform
+from fairflower.data.federation import Floats
+from fairflower.errors import DataError
+from fairflower.tables.schema import RARE, Column, Raw, Schema, column_of, common_kind
+
+#: A place's mean or typical size that is this many times another's is reported.
+UNLIKE = 10.0
+
+#: Fewest known cells of a place whose mean is compared with those of others.
+_COMPARED = 5
+
+
+@dataclass(frozen=True)
+class ColumnSums:
+    """Sums of a column over training rows.
+
+    ``mean`` and ``m2``, the sum of squared differences from it, are those of numbers. ``counts``
+    are those of a category's levels, without rare ones.
+    """
+
+    column: Column
+    known: Count = 0
+    missing: Count = 0
+    mean: Finite = 0.0
+    m2: Finite = 0.0
+    counts: dict[Name, Count] = field(default_factory=dict)
+
+
+#: Sums by column.
+Sums = Mapping[str, ColumnSums]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How rows become features: columns in the order of their names, with what was learnt."""
+
+    columns: tuple[Column, ...]
+    #: Whether means and levels were learnt, and not declared.
+    learnt: bool = True
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the features."""
+        return [name for column in self.columns for name in column.features]
+
+    def to_json(self) -> str:
+        """Return the encoding as text, which `from_json` reads."""
+        return json.dumps(asdict(self), ensure_ascii=False, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Encoding:
+        """Read an encoding; raise ``ValueError`` if it is invalid."""
+        try:
+            content: dict[str, Any] = json.loads(text)
+            made = cls(tuple(map(column_of, content["columns"])), content["learnt"])
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"the encoding cannot be read ({error!r})") from error
+        conform(made, Encoding, "encoding")
+        return made
+
+
+def sums_to_json(sums: Sums) -> str:
+    """Return sums as text, which `sums_from_json` reads."""
+    return json.dumps({name: asdict(own) for name, own in sums.items()}, ensure_ascii=False)
+
+
+def sums_from_json(text: str) -> Sums:
+    """Read sums that another machine sent; raise ``ValueError`` if they are invalid."""
+    try:
+        content: dict[str, Any] = json.loads(text)
+        sums = {k: ColumnSums(**v | {"column": column_of(v["column"])}) for k, v in content.items()}
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"the sums of a table cannot be read ({error!r})") from error
+    conform(sums, dict[Name, ColumnSums], "sums")
+    for name, own in sums.items():
+        if own.column.name != name or own.m2 < 0 or sum(own.counts.values()) > own.known:
+            raise ValueError(f"sums: the numbers of {name!r} contradict each other")
+    return sums
+
+
+def summed(columns: Sequence[Column], raw: Raw, least: int = 1) -> dict[str, ColumnSums]:
+    """Return the sums of a place's training rows.
+
+    Levels of fewer than ``least`` rows are not named. A column without a unit has the one that is
+    behind its numbers.
+    """
+    sums = {}
+    for column in columns:
+        name, x = column.name, raw.column(column.name)
+        known = x[~np.isnan(x)]
+        sizes = len(known), len(x) - len(known)
+        column = replace(column, unit=raw.units.get(name, column.unit))
+        if column.kind == "category":
+            numbers = np.bincount(known.astype(np.int64), minlength=len(raw.levels[name])).tolist()
+            pairs = zip(raw.levels[name], numbers, strict=True)
+            counts = {level: n for level, n in pairs if n >= max(1, least)}
+            sums[name] = ColumnSums(column, *sizes, counts=counts)
+        else:
+            mean = float(known.mean()) if len(known) else 0.0
+            m2 = float(np.square(known - mean).sum())
+            sums[name] = ColumnSums(column, *sizes, mean=mean, m2=m2)
+    return sums
+
+
+def joined(a: ColumnSums, b: ColumnSums) -> ColumnSums:
+    """Return the sums of both (T. Chan, G. Golub and R. LeVeque, 1979, equation 2.1)."""
+    known = a.known + b.known
+    apart, share = b.mean - a.mean, b.known / known if known else 0.0
+    return replace(
+        a,
+        column=a.column if a.column.kind else b.column,
+        known=known,
+        missing=a.missing + b.missing,
+        mean=a.mean + apart * share,
+        m2=a.m2 + b.m2 + apart**2 * a.known * share,
+        counts=dict(Counter(a.counts) + Counter(b.counts)),
+    )
+
+
+def merged(places: Mapping[str, Sums]) -> Encoding:
+    """Return the encoding by the sums of all places, the same whatever their order is.
+
+    Columns that a place lacks, or that nobody has values of, are left out. Levels of fewer than
+    `RARE` rows of all places together are joined, unless they are declared. Raises ``DataError`` if
+    a column has different kinds.
+    """
+    columns = []
+    for name in sorted(set.intersection(*(set(sums) for sums in places.values()))):
+        own = {place: sums[name] for place, sums in places.items()}
+        kind = common_kind(name, {place: each.column.kind for place, each in own.items()})
+        if kind == "ignored" or not any(each.known for each in own.values()):
+            continue
+        if len({replace(each.column, kind="", unit="") for each in own.values()}) > 1:
+            raise DataError(
+                f"The schemas of {_list([*own])} declare the column {name!r} differently. Use the "
+                "same schema at all."
+            )
+        in_order = sorted(own.values(), key=lambda s: (s.known, s.mean, s.m2, sorted(s.counts)))
+        whole = reduce(joined, in_order)
+        std = math.sqrt(whole.m2 / whole.known)
+        levels = whole.column.levels or tuple(
+            sorted(level for level, count in whole.counts.items() if count >= RARE)
+        )
+        named = {level: whole.counts.get(level, 0) for level in levels}
+        learnt: dict[str, Any] = {
+            "mean": whole.mean,
+            "std": std if std > 1e-12 * abs(whole.mean) else 1.0,
+            "may_miss": whole.missing > 0,
+        }
+        if kind == "category":
+            mode = max(levels, key=lambda level: (named[level], level), default="")
+            other = sum(named.values()) < whole.known
+            learnt = {"levels": levels, "mode": mode, "other": other, "may_miss": whole.missing > 0}
+        columns.append(replace(whole.column, kind=kind, **learnt))
+    return Encoding(tuple(columns))
+
+
+def declared(schema: Schema, names: Sequence[str]) -> Encoding:
+    """Return the encoding by a schema alone, which needs no sums.
+
+    A number has the mean and the deviation of even values in its range. Raises ``DataError`` if a
+    column has no range or no levels.
+    """
+    columns = []
+    for name in sorted(names):
+        column = schema.columns.get(name, Column(name))
+        known: dict[str, Any] = {
+            "other": True,
+            "may_miss": True,
+            "mode": next(iter(column.levels), ""),
+        }
+        low, high = column.low, column.high
+        if column.kind == "number" and low is not None and high is not None:
+            middle = {"mean": (low + high) / 2, "std": (high - low) / math.sqrt(12)}
+            known = {"may_miss": True, **middle}
+        elif not (column.kind == "category" and column.levels):
+            raise DataError(
+                f"The schema has sums = false, but {name!r} has neither low and high nor levels. "
+                "Declare them, or ignore the column.",
+                public="the schema of a table lacks a range or levels",
+            )
+        columns.append(replace(column, **known))
+    return Encoding(tuple(columns), learnt=False)
+
+
+def encoded(encoding: Encoding, raw: Raw) -> Floats:
+    """Return rows as features, float32 [N, D] (`Encoding.features`).
+
+    Numbers are standardized. A missing number becomes the mean, and a missing level the mode. A
+    level that is not in the encoding is another one.
+    """
+    parts: list[Any] = [np.empty((len(raw.x), 0), np.float32)]
+    for column in encoding.columns:
+        x = raw.column(column.name)
+        missing = np.isnan(x)
+        if column.kind == "category":
+            places = {level: k for k, level in enumerate(column.levels)}
+            numbers = [places.get(level, -1) for level in (*raw.levels[column.name], column.mode)]
+            number = np.array(numbers)[np.where(missing, -1, x).astype(np.int64)]
+            parts.append(number[:, None] == [*range(len(column.levels)), *[-1] * column.other])
+        else:
+            parts.append(np.where(missing, 0.0, (x - column.mean) / column.std)[:, None])
+        parts.append(missing[:, None] if column.may_miss else parts[0])
+    return np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe")
+
+
+def unknown_levels(encoding: Encoding, raw: Raw) -> dict[str, int]:
+    """Return how many rows have a level that the encoding does not name, by column."""
+    found = {}
+    for column in encoding.columns:
+        if column.kind == "category":
+            others = [k for k, v in enumerate(raw.levels[column.name]) if v not in column.levels]
+            found[column.name] = int(np.isin(raw.column(column.name), others).sum())
+    return {name: count for name, count in found.items() if count}
+
+
+def differences(places: Mapping[str, Sums]) -> list[str]:
+    """Return sentences on columns that places lack, or seem to measure or code differently."""
+    said = []
+    for name in sorted(set().union(*places.values())):
+        own = {place: sums[name] for place, sums in places.items() if name in sums}
+        if lacking := [place for place in places if place not in own]:
+            said.append(f"The column {name!r} is ignored, because {_list(lacking)} lack it.")
+            continue
+        units = {each.column.unit: place for place, each in own.items() if each.known}
+        if len(units) > 1:
+            listed = ", ".join(f"{unit or 'none'} at {place}" for unit, place in units.items())
+            said.append(f"The column {name!r} has different units: {listed}.")
+        known = {place: each for place, each in own.items() if each.known >= _COMPARED}
+        said += _unlike(name, known)
+        apart = [
+            f"{a} and {b}"
+            for k, a in enumerate(known)
+            for b in [*known][k + 1 :]
+            if known[a].counts and known[b].counts and not known[a].counts.keys() & known[b].counts
+        ]
+        if apart:
+            said.append(f"The column {name!r} has no level in common at {_list(apart)}: is it coded"
+                        " differently?")  # fmt: skip
+    return said
+
+
+def _unlike(name: str, known: Mapping[str, ColumnSums]) -> list[str]:
+    """Return a sentence if the means of a column are as different as those of other units."""
+    numbers = {p: s for p, s in known.items() if s.column.kind in ("number", "")}
+    means = {place: abs(each.mean) for place, each in numbers.items()}
+    stds = {place: math.sqrt(each.m2 / each.known) for place, each in numbers.items()}
+    sizes = {place: math.hypot(means[place], stds[place]) for place in numbers}
+    for values in (sizes, means):
+        if len(values) < 2:
+            continue
+        low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
+        clear = values is sizes or means[high] - means[low] > max(stds.values())
+        if values[high] >= UNLIKE * values[low] and values[high] > 0 and clear:
+            low_mean, high_mean = numbers[low].mean, numbers[high].mean
+            return [
+                f"The column {name!r} has a mean of {low_mean:.3g} at {low} and of {high_mean:.3g} "
+                f"at {high}: are the units the same?"
+            ]
+    return []
+
+
+def _list(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most)

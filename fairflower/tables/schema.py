@@ -1,0 +1,348 @@
+"""What the columns of a table mean: kinds, units, ranges and levels, in a file that people edit."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fairflower.arguments import Finite, Name, Range, conform
+from fairflower.config.text import read_tables, toml_value, unknown
+from fairflower.data.files import logger
+from fairflower.data.folders import MAX_GROUPS
+from fairflower.errors import DataError
+from fairflower.tables.reading import (
+    Format,
+    decimal_marks,
+    is_number,
+    numbers_of,
+    refused,
+    without_unit,
+)
+
+Kind = Literal["number", "category", "date", "target", "ignored", ""]
+
+#: Name of the schema's file in the folder of the tables.
+FILE = "schema.toml"
+
+#: Fewest training rows that share a level which is named; rarer levels are joined as `OTHER`.
+RARE = 5
+OTHER = "other"
+
+#: Rows from which on a column of different values counts as an identifier.
+_MANY = 20
+
+_DATES = {
+    "%Y-%m-%d": r"\d{4}-\d{2}-\d{2}(?:[ T].*)?",
+    "%d.%m.%Y": r"\d{1,2}\.\d{1,2}\.\d{4}",
+    "%d/%m/%Y": r"\d{1,2}/\d{1,2}/\d{4}",
+    "%m/%d/%Y": r"\d{1,2}/\d{1,2}/\d{4}",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: what a schema declares and, in an `Encoding`, what was learnt of training rows."""
+
+    name: Name
+    kind: Kind = ""
+    unit: str = ""
+    #: Ends of the range, to which numbers are clipped.
+    low: Finite | None = None
+    high: Finite | None = None
+    #: Names of the levels; empty in a schema means those of at least `RARE` training rows.
+    levels: tuple[Name, ...] = ()
+    #: Day from which days are counted, as 2000-01-31, and the format of dates if it is another.
+    since: str = ""
+    format: str = ""
+    #: More marks of missing cells, such as 999.
+    missing: tuple[str, ...] = ()
+    # Learnt of training rows:
+    mean: Finite = 0.0
+    std: Annotated[float, Range(above=0)] = 1.0
+    #: Level that replaces missing cells; "" means `OTHER`.
+    mode: str = ""
+    #: Whether training rows have other levels, and whether they have missing cells.
+    other: bool = False
+    may_miss: bool = False
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the features that encode the column."""
+        names = [f"{self.name}: {level}" for level in self.levels]
+        names += [f"{self.name}: {OTHER}"] * self.other
+        names = names if self.kind == "category" else [self.name]
+        return names + [f"{self.name}: missing"] * self.may_miss
+
+
+def column_of(entry: Mapping[str, Any]) -> Column:
+    """Return the column of an entry in JSON or TOML; its fields are not checked yet."""
+    texts = {k: tuple(map(str, v)) for k, v in entry.items() if isinstance(v, list)}
+    values: dict[str, Any] = {**entry, **texts}
+    return Column(**values)
+
+
+#: Fields of a column that a schema may set.
+_DECLARED = [f.name for f in fields(Column)][1:9]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Declared columns by name, in the order of the file, and how files write their tables."""
+
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    format: Format = field(default_factory=Format)
+    #: Whether means, variances and levels are learnt; if not, ranges and levels say all.
+    sums: bool = True
+
+    @property
+    def targets(self) -> list[str]:
+        """Names of the targets."""
+        return [name for name, column in self.columns.items() if column.kind == "target"]
+
+
+def read_schema(path: Path) -> Schema:
+    """Read a schema; raise ``DataError`` or ``ConfigError``, with its path, if it is invalid."""
+    tables = read_tables(path)
+    try:
+        known = ("columns", "sums", *Format._fields)
+        for key in tables.keys() - {*known}:
+            raise ValueError(unknown("key", key, known))
+        conform(tables, dict[str, str | bool | dict[str, dict]])  # type: ignore[type-arg]
+        columns = {}
+        for name, entry in tables.get("columns", {}).items():
+            for key in entry.keys() - {*_DECLARED}:
+                raise ValueError(f"columns.{name}: {unknown('key', key, _DECLARED)}")
+            columns[name] = column_of({"name": name, **entry})
+            conform(columns[name], Column, f"columns.{name}")
+            _check(columns[name])
+        written = Format(*(str(tables.get(key, "")) for key in Format._fields))
+        if written.decimal not in ("", ".", ","):
+            raise ValueError(f"decimal = {written.decimal!r}: expected . or ,")
+        return Schema(columns, written, tables.get("sums", True) is True)
+    except (ValueError, AttributeError) as error:
+        raise DataError(f"{path}: {error}", public="the schema of a table is invalid") from error
+
+
+def _check(column: Column) -> None:
+    """Raise ``ValueError`` if a declared column lacks something or contradicts itself."""
+    where = f"columns.{column.name}"
+    if not column.kind:
+        raise ValueError(f"{where}: kind is missing; expected {', '.join(get_args(Kind)[:-1])}")
+    if column.kind == "date":
+        if not column.since:
+            raise ValueError(f"{where}: since is missing: the day from which days are counted")
+        pd.Timestamp(column.since)
+    if column.low is not None and column.high is not None and not column.low < column.high:
+        raise ValueError(f"{where}: low = {column.low} is not below high = {column.high}")
+    if len(set(column.levels)) < len(column.levels):
+        raise ValueError(f"{where}: levels names a level twice")
+    if re.search("[:=]", column.unit):
+        raise ValueError(f"{where}: unit = {column.unit!r} has a colon or an equals sign")
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Rows of a table as numbers, float64 [N, C], NaN for missing cells.
+
+    A category's numbers are places in its ``levels``. ``units`` are those behind numbers.
+    """
+
+    names: tuple[str, ...]
+    x: npt.NDArray[np.float64]
+    levels: Mapping[str, tuple[str, ...]]
+    units: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: k for k, name in enumerate(self.names)}
+
+    def column(self, name: str) -> npt.NDArray[np.float64]:
+        """Return the numbers of a column, [N]."""
+        return self.x[:, self._places[name]]
+
+    def rows(self, chosen: npt.NDArray[np.int64]) -> Raw:
+        """Return these rows."""
+        return Raw(self.names, self.x[chosen], self.levels, self.units)
+
+
+def parse(where: object, frame: pd.DataFrame, columns: Iterable[Column], decimal: str) -> Raw:
+    """Return the cells of columns as numbers; raise ``DataError`` for cells of another kind."""
+    columns = list(columns)
+    x = np.full((len(frame), len(columns)), np.nan)
+    levels: dict[str, tuple[str, ...]] = {}
+    cells = {c.name: without_marks(frame[c.name], c) for c in columns}
+    bare = {c.name: without_unit(cells[c.name]) for c in columns if c.kind == "number"}
+    marks = decimal_marks(where, pd.DataFrame({n: b for n, (b, _) in bare.items()}), decimal)
+    for k, column in enumerate(columns):
+        name, known = column.name, cells[column.name]
+        if column.kind == "category":
+            number, held = pd.factorize(whole_numbers(known).where(known != ""), sort=True)
+            levels[name] = tuple(map(str, held))
+            x[:, k] = np.where(number < 0, np.nan, number)
+            continue
+        if column.kind == "date":
+            x[:, k] = _days(where, known, column)
+        else:
+            x[:, k] = numbers_of(bare[name][0], marks.get(name, decimal or "."))
+        if wrong := int((np.isnan(x[:, k]) & (known != "").to_numpy()).sum()):
+            text = f"{wrong} of {len(known)} cells are no {column.kind}s"
+            remedy = "Correct them, or set kind, or missing for marks of missing cells, in a schema"
+            raise refused(f"{where}: {name}: {text}. {remedy}.", f"a column: {text}. {remedy}.")
+        x[:, k] = _clipped(where, x[:, k], column)
+    units = {name: unit for name, (_, unit) in bare.items() if unit}
+    return Raw(tuple(c.name for c in columns), x, levels, units)
+
+
+def whole_numbers(cells: pd.Series) -> pd.Series:
+    """Return names without decimals of whole numbers: 1.0, 1,0 and 1 are the same name."""
+    return cells.str.replace(r"^(-?\d+)[.,]0{1,2}$", r"\1", regex=True)
+
+
+def without_marks(cells: pd.Series, column: Column) -> pd.Series:
+    """Return cells in which the column's marks of missing cells are empty."""
+    return cells.where(~cells.isin(column.missing), "") if column.missing else cells
+
+
+def _clipped(where: object, x: npt.NDArray[np.float64], column: Column) -> npt.NDArray[np.float64]:
+    low = -math.inf if column.low is None else column.low
+    high = math.inf if column.high is None else column.high
+    if column.kind == "number" and (outside := int(((x < low) | (x > high)).sum())):
+        text = "%s: %s: %d numbers are outside of the schema's range, and clipped to it."
+        logger.warning(text, where, column.name, outside)
+        return np.clip(x, low, high)
+    return x
+
+
+def _days(where: object, cells: pd.Series, column: Column) -> npt.NDArray[np.float64]:
+    """Return days since the column's day, NaN where there is no date."""
+    known = cells[cells != ""]
+    formats = [column.format] if column.format else _formats(known)
+    dates = [
+        pd.to_datetime(cells, format=f, errors="coerce", exact=f != "%Y-%m-%d") for f in formats
+    ]
+    fits = [d for d in dates if d[cells != ""].notna().all()]
+    if len(fits) > 1 and not fits[0].equals(fits[1]):
+        text = "days and months may be exchanged. Set format in the schema, as %d/%m/%Y."
+        raise refused(f"{where}: {column.name}: {text}", f"a column: {text}")
+    if not (found := fits or dates[:1]):
+        return np.full(len(cells), np.nan)
+    days = (found[0] - pd.Timestamp(column.since)) / pd.Timedelta(days=1)
+    return np.asarray(days, np.float64)
+
+
+def _formats(known: pd.Series) -> list[str]:
+    return [f for f, pattern in _DATES.items() if known.str.fullmatch(pattern).all()]
+
+
+def kind_of(where: str, cells: pd.Series) -> Kind:
+    """Return the kind of a column by its training rows; "" if all cells are missing.
+
+    Different texts in most rows, or more than 100, are ignored, as names and other identifiers are,
+    and so are numbers of rows. Raises ``DataError`` if most cells are numbers, but not all.
+    """
+    known = cells[cells != ""]
+    bare, _ = without_unit(known)
+    if known.empty:
+        return ""
+    for mark in ".,":
+        if is_number(bare, mark).all():
+            return "ignored" if _numbers_rows(numbers_of(bare, mark)) else "number"
+    if _formats(known):
+        return "date"
+    counts = known.value_counts()
+    text = counts[
+        ~(is_number(counts.index.to_series(), ".") | is_number(counts.index.to_series(), ","))
+    ]
+    if text.sum() <= len(known) / 2 and (text.min() < RARE or len(counts) > _MANY):
+        found = f"{text.sum()} of {len(known)} cells are no numbers, and the others are"
+        remedy = "Correct them, or set kind, or missing for marks of missing cells, in a schema"
+        second = (
+            " Is the first row a second header?"
+            if text.sum() == 1 == (known.iloc[0] in text)
+            else ""
+        )
+        raise refused(f"{where}: {found}.{second} {remedy}.", f"a column: {found}. {remedy}.")
+    if len(counts) > MAX_GROUPS or (len(known) >= _MANY and len(counts) >= len(known) / 2):
+        return "ignored"
+    return "category"
+
+
+def _numbers_rows(x: npt.NDArray[np.float64]) -> bool:
+    """Return whether numbers count the rows of a file, perhaps with gaps."""
+    steps = np.diff(x)
+    return bool(
+        len(x) >= _MANY and (steps > 0).all() and (x % 1 == 0).all() and np.ptp(x) < 2 * len(x)
+    )
+
+
+def common_kind(name: str, kinds: Mapping[str, Kind]) -> Kind:
+    """Return the kind of a column at all domains, given that of each.
+
+    Raises ``DataError`` if they differ.
+    """
+    held = set(kinds.values()) - {""}
+    if held <= {"ignored", "number"} and "number" in held:
+        return "number"
+    if "ignored" in held and "category" in held:
+        held = {"ignored"}
+    if len(held) > 1:
+        found = ", ".join(f"{kind} at {domain}" for domain, kind in kinds.items() if kind)
+        raise refused(
+            f"The column {name!r} has different kinds: {found}. Use the same coding at all, or "
+            "declare its kind in a schema (fairflower data schema).",
+            "a column has different kinds at the domains",
+        )
+    return held.pop() if held else "ignored"
+
+
+def proposed(frames: Mapping[str, pd.DataFrame], targets: Collection[str]) -> str:
+    """Return the text of a schema for tables by domain, which people complete."""
+    lines = [
+        "# What the columns mean. Correct it, fill in units, and use the same file at all sites.",
+        "# kind: number, category, date (with since), target or ignored. low and high are rounded.",
+        f"# levels: those of at least {RARE} rows; other ones are joined.",
+    ]
+    names = list(dict.fromkeys(str(name) for frame in frames.values() for name in frame))
+    for name in names:
+        held = {d: frame[name] for d, frame in frames.items() if name in frame}
+        lines += ["", f"[columns.{toml_value(name)}]"]
+        if absent := frames.keys() - held.keys():
+            lines.append(f"# Not at {', '.join(sorted(absent))}.")
+        try:
+            kinds = {d: kind_of(f"{d}: {name}", cells) for d, cells in held.items()}
+            kind = common_kind(name, kinds)
+        except DataError as error:
+            lines += [f"# {' '.join(str(error).split())}"]
+            kind = "category"
+        cells = pd.concat(held.values())
+        kind = "ignored" if absent else kind
+        chosen = "target" if name in targets else kind
+        lines += [f"kind = {toml_value(chosen)}", *_details(kind, cells, chosen == "target")]
+    return "\n".join(lines) + "\n"
+
+
+def _details(kind: Kind, cells: pd.Series, target: bool) -> list[str]:
+    """Return the lines of a proposed column after its kind."""
+    if kind == "date":
+        return ['since = ""  # for example "2000-01-01"']
+    if kind == "category":
+        counts = cells[cells != ""].value_counts()
+        levels = sorted(map(str, counts[counts >= RARE].index))
+        return [f"levels = [{', '.join(map(toml_value, levels))}]"]
+    if kind != "number":
+        return []
+    bare, unit = without_unit(cells)
+    x = numbers_of(bare, "." if is_number(bare[bare != ""], ".").all() else ",")
+    size = 10.0 ** math.floor(math.log10(max(np.nanmax(np.abs(x)), 1e-9)) - 1)
+    low, high = math.floor(np.nanmin(x) / size) * size, math.ceil(np.nanmax(x) / size) * size
+    ends = [] if target or low == high else [f"low = {low:.6g}", f"high = {high:.6g}"]
+    return [f"unit = {toml_value(unit)}", *ends]

@@ -1,0 +1,343 @@
+"""The data set `table`: hospitals' files, splits by patient, schemas, targets and warnings."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from command import call
+from hospital_tables import write_three
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairflower.config import DataConfig, RunConfig
+from fairflower.data import DataError, prepare
+from fairflower.data.sites import open_site
+from fairflower.errors import ConfigError
+from fairflower.tables.data_set import TableFolder
+from fairflower.tables.encoding import Encoding
+from fairflower.tables.folder import TableFiles
+from fairflower.tables.schema import Schema, proposed
+from fairflower.tasks import task_of
+from fairflower.testing import check_data
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    return write_three(tmp_path / "three")
+
+
+def config_of(folder: Path, **settings: Any) -> DataConfig:
+    return DataConfig(**{"name": "table", "dir": str(folder), "target": "disease"} | settings)
+
+
+def write(folder: Path, **tables: dict[str, list[Any]]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, columns in tables.items():
+        pd.DataFrame(columns).to_csv(folder / f"{name}.csv", index=False)
+    return folder
+
+
+def table(n: int = 40, **columns: list[Any]) -> dict[str, list[Any]]:
+    rng = np.random.default_rng(n)
+    sizes = [round(x, 3) for x in rng.normal(50, 9, n).tolist()]
+    return {"size": sizes, "disease": [("no", "yes")[k % 3 > 0] for k in range(n)], **columns}
+
+
+def test_three_hospitals_pass_check_data_and_are_encoded_alike(
+    three: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(three, patient="patient")
+    check_data(TableFolder, config)
+    federation = prepare(config)
+    assert federation.classes == ("no", "yes")
+    assert "'ward' is ignored, because north, west lack it" in caplog.text
+    encoding = Encoding.from_json(federation.encoding)
+    assert encoding.features == [
+        *("age", "bmi", "bmi: missing", "sex: F", "sex: M"),
+        *("smoking: current", "smoking: former", "smoking: never"),
+    ]
+    x = federation.train_of_all().x
+    np.testing.assert_allclose(x[:, 0].mean(dtype=np.float64), 0, atol=1e-6)
+    np.testing.assert_allclose(x[:, 0].std(dtype=np.float64), 1, atol=1e-6)
+    # Independently, from the files: the mean BMI of the training rows of all hospitals.
+    sizes = []
+    for name, mark in (("north", ";"), ("south", ","), ("west", "\t")):
+        frame = pd.read_csv(three / f"{name}.csv", sep=mark, decimal="," if mark == ";" else ".")
+        first = frame.groupby("patient", sort=False).disease.first()
+        place = first.groupby(first).cumcount()
+        trained = ~frame.patient.isin(place[place % 5 == 0].index)
+        sizes += frame.bmi[trained].dropna().tolist()
+    (bmi,) = (column for column in encoding.columns if column.name == "bmi")
+    assert bmi.mean == pytest.approx(np.mean(sizes), rel=1e-9)
+    assert bmi.std == pytest.approx(np.std(sizes), rel=1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.booleans()), min_size=1, max_size=40))
+def test_no_patient_is_on_two_sides(rows: list[tuple[int, bool]]) -> None:
+    frame = pd.DataFrame({"who": [f"p{k}" for k, _ in rows], "y": [str(y) for _, y in rows]})
+    made = TableFolder.__new__(TableFolder)
+    made.config, made.task = DataConfig(name="table", target="y", patient="who"), "classification"
+    test = made._tested("here", frame)
+    sides = {side: set(frame.who[test == side]) for side in (True, False)}
+    assert not sides[True] & sides[False]
+    firsts = frame.drop_duplicates("who")
+    for label in set(firsts.y):  # by brute force: every fifth patient of a class, in order
+        people = firsts.who[firsts.y == label].tolist()
+        assert sides[True] & set(people) == set(people[::5])
+
+
+def test_one_file_with_a_domain_column_is_the_same_as_a_file_for_each(tmp_path: Path) -> None:
+    one, two = table(40), table(60)
+    apart = write(tmp_path / "apart", a=one, b=two)
+    joined = {k: one[k] + two[k] for k in one} | {"site": ["a"] * 40 + ["b"] * 60}
+    together = write(tmp_path / "together", all=joined)
+    first, second = (
+        prepare(config_of(apart)),
+        prepare(config_of(together, domain_column="site")),
+    )
+    assert (second.domains, second.digest) == (("a", "b"), first.digest)
+    write(together, all=joined | {"site": ["1.0"] * 40 + ["2,0"] * 60})
+    assert prepare(config_of(together, domain_column="site")).domains == ("1", "2")
+    with pytest.raises(DataError, match="Unknown column 'place'"):
+        prepare(config_of(together, domain_column="place"))
+    with pytest.raises(DataError, match=r"expected a single file, because data.domain-column"):
+        prepare(config_of(apart, domain_column="site"))
+
+
+def test_the_order_of_columns_does_not_change_the_data(tmp_path: Path) -> None:
+    columns = table(40, sex=["F", "M"] * 20)
+    first = prepare(config_of(write(tmp_path / "1", a=columns, b=table(50, sex=["M"] * 50))))
+    turned = dict(reversed(columns.items()))
+    second = prepare(config_of(write(tmp_path / "2", a=turned, b=table(50, sex=["M"] * 50))))
+    assert (first.digest, first.encoding) == (second.digest, second.encoding)
+
+
+def test_validation_and_test_rows_teach_nothing(tmp_path: Path) -> None:
+    columns = table(50) | {"part": ["test"] + ["train"] * 49}
+    folder = write(tmp_path / "t", a=columns)
+    plain = prepare(config_of(folder, split="part"))
+    columns["size"][0] = 1e6
+    write(folder, a=columns)
+    assert prepare(config_of(folder, split="part")).encoding == plain.encoding
+    part = prepare(config_of(folder, split="part", validation_fraction=0.2))
+    (size,) = Encoding.from_json(part.encoding).columns
+    x = part.train(0).x.astype(np.float64) * size.std + size.mean
+    assert size.mean == pytest.approx(x.mean(), rel=1e-6)
+    np.testing.assert_allclose(part.train(0).x.mean(dtype=np.float64), 0, atol=1e-6)
+
+
+def test_redrawn_patients_stay_together(three: Path) -> None:
+    drawn = [prepare(config_of(three, redraw="patient", seed=seed)) for seed in (0, 1)]
+    assert drawn[0].division != drawn[1].division
+    for federation in drawn:
+        np.testing.assert_allclose(federation.train_of_all().x[:, 0].mean(), 0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "columns", "task", "classes"),
+    [
+        ({}, {}, "classification", ("no", "yes")),
+        ({"target": "size", "drop": "disease"}, {"z": [1, 2] * 20}, "regression:center", ("size",)),
+        (
+            {"target": "one,two"},
+            {"one": [0, 1, "", 1] * 10, "two": ["yes", "no"] * 20},
+            "multilabel",
+            ("one", "two"),
+        ),
+        (
+            {"target": "", "time": "days", "event": "died", "task": "survival:cuts=10;20"},
+            {"days": list(range(1, 41)), "died": [0, 1] * 20},
+            "survival",
+            (),
+        ),
+    ],
+)
+def test_targets_of_every_kind(
+    tmp_path: Path, settings: Any, columns: Any, task: str, classes: Any
+) -> None:
+    federation = prepare(config_of(write(tmp_path / "t", a=table(40, **columns)), **settings))
+    assert federation.task.startswith(task)
+    assert federation.classes == classes
+    targets = federation.train(0).y
+    if task == "multilabel":
+        assert np.isnan(targets[:, 0]).any()
+        assert set(targets[:, 1]) == {0, 1}
+    if task.startswith("regression"):
+        learns: Any = task_of(federation.task)
+        assert learns.center == pytest.approx(targets.mean(dtype=np.float64), rel=1e-5)
+        assert learns.scale == pytest.approx(targets.std(dtype=np.float64), rel=1e-5)
+
+
+def test_a_schema_is_proposed_and_used(tmp_path: Path) -> None:
+    columns = table(40, sex=["F", "M"] * 20, seen=["2020-01-02", "2020-03-01"] * 20)
+    folder = write(tmp_path / "t", a=columns, b=table(50, sex=["F"] * 50, seen=["2021-05-05"] * 50))
+    with pytest.raises(DataError, match="'seen' has dates"):
+        prepare(config_of(folder))
+    tables = TableFiles(config_of(folder), Schema())
+    frames = {domain: tables.frame(domain) for domain in "ab"}
+    text = proposed(frames, ["disease"])
+    assert 'levels = ["F", "M"]' in text
+    assert 'kind = "target"' in text
+    text = text.replace('since = ""  # for example "2000-01-01"', 'since = "2020-01-01"')
+    (folder / "schema.toml").write_text(text.replace('unit = ""', 'unit = "mm"'))
+    federation = prepare(config_of(folder, target=""))
+    size, seen, sex = (
+        sorted(Encoding.from_json(federation.encoding).columns, key=lambda c: c.kind, reverse=True)[
+            0
+        ],
+        *Encoding.from_json(federation.encoding).columns[:1],
+        None,
+    )
+    assert (size.name, size.unit) == ("size", "mm")
+    assert seen.kind == "date"
+    days = [1.0, 60.0] * 20, [490.0] * 50
+    trained = np.concatenate(
+        [np.array(d)[~_every_fifth(n)] for d, n in zip(days, (40, 50), strict=True)]
+    )
+    assert seen.mean == pytest.approx(trained.mean())
+    assert sex is None
+    (folder / "schema.toml").write_text(text.replace('kind = "number"', 'kind = "nummer"'))
+    with pytest.raises(DataError, match=r"columns.size.kind = 'nummer': expected one of number"):
+        prepare(config_of(folder))
+
+
+def _every_fifth(n: int) -> Any:
+    labels = np.array([k % 3 > 0 for k in range(n)])
+    test = np.zeros(n, bool)
+    for label in (True, False):
+        test[np.flatnonzero(labels == label)[::5]] = True
+    return test
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings", "message"),
+    [
+        ({}, {"target": "illness"}, "Unknown column 'illness'"),
+        ({}, {"target": ""}, "needs data.target"),
+        ({}, {"features": "sice"}, "Did you mean 'size'|Unknown column 'sice'"),
+        ({}, {"features": "disease"}, "data.features names 'disease'"),
+        ({}, {"target": "", "time": "size", "event": "disease"}, "needs data.task = survival"),
+        ({"who": ["a"] * 39 + [""]}, {"patient": "who"}, "1 rows have no patient"),
+        (
+            {"who": ["a", "b"] * 20, "part": ["train"] * 20 + ["test"] * 20},
+            {"patient": "who", "split": "part"},
+            "2 patients have training and test rows",
+        ),
+        ({"part": ["train"] * 39 + ["tset"]}, {"split": "part"}, "1 rows have another split"),
+        ({"seen": ["1.2.2020"] * 40}, {}, "'seen' has dates"),
+        ({"dose": ["5"] * 38 + ["<5", ">9"]}, {}, "dose: 1 of 31 cells are no numbers"),
+        ({"old": list(range(40))}, {"groups": "size"}, "has .* numbers. Store ranges"),
+        (
+            {"dose": [f"{k} mg" for k in range(39)] + ["none"]},
+            {"target": "dose"},
+            "40 different texts",
+        ),
+        ({"name": [f"x{k}" for k in range(40)]}, {"target": "name"}, "40 different texts"),
+        ({}, {"schema": "../x.toml"}, "expected the name of a file in data.dir"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    tmp_path: Path, columns: Any, settings: Any, message: str
+) -> None:
+    folder = write(tmp_path / "t", a=table(40, **columns), b=table(40, **columns))
+    with pytest.raises((DataError, ConfigError), match=message):
+        prepare(config_of(folder, **settings))
+
+
+def test_kinds_that_differ_between_domains_are_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path / "t", a=table(40, sex=["F", "M"] * 20), b=table(40, sex=[1, 2] * 20))
+    with pytest.raises(DataError, match="'sex' has different kinds: category at a, number at b"):
+        prepare(config_of(folder))
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "message"),
+    [
+        ({"code": ["F", "M"] * 20}, {"code": ["w", "m2"] * 25}, "no level in common at a and b"),
+        ({"disease": ["no", "yes"] * 20}, {"disease": [0, 1] * 25}, "'disease' has no level in"),
+        ({"dose": [5.5, 6.5] * 20}, {"dose": [99.0, 117.0] * 25}, "are the units the same"),
+        ({"dose": ["5 g"] * 40}, {"dose": ["6 mg"] * 50}, "different units: g at a, mg at b"),
+        (
+            {"ill": ["0", "1", "1"] * 13 + ["0"]},
+            {"ill": [0, 1, 1] * 16 + [0, 1]},
+            "gives the target",
+        ),
+        (
+            {"ill": [9.0 * (k % 3 > 0) + k % 7 for k in range(40)]},
+            {"ill": [9.0 * (k % 3 > 0) + k % 5 for k in range(50)]},
+            "'ill' gives the target",
+        ),
+        ({"name": [f"x{k}" for k in range(40)]}, {"name": ["y"] * 50}, "'name' is ignored"),
+        ({"row": list(range(40))}, {"row": list(range(50))}, "'row' is ignored"),
+        ({"more": [1, 2] * 20}, {}, "'more' is ignored, because b lack it"),
+    ],
+)
+def test_what_is_suspicious_is_said(
+    tmp_path: Path, one: Any, two: Any, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepare(config_of(write(tmp_path / "t", a=table(40, **one), b=table(50, **two))))
+    assert message in caplog.text
+
+
+def test_rows_at_two_domains_and_single_classes_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    again = table(40)
+    again["size"][7:] = [x + 1 for x in again["size"][7:]]
+    again["disease"] = ["yes"] * 40
+    same = {k: [*v] for k, v in again.items()}
+    prepare(config_of(write(tmp_path / "t", a=again, b=same, c=table(40))))
+    assert "40 rows are at two or more domains" in caplog.text
+    assert "All training rows at a have the same class" in caplog.text
+
+
+def test_groups_are_a_column(tmp_path: Path) -> None:
+    folder = write(tmp_path / "t", a=table(40, sex=["F", "M"] * 20))
+    assert prepare(config_of(folder, groups="sex")).group_names == ("F", "M")
+
+
+def test_settings_of_tables_need_a_table_and_change_no_other_hash() -> None:
+    with pytest.raises(ConfigError, match=r"data.domain-column: this setting applies to tables"):
+        RunConfig.from_flat({"data.name": "lung", "data.domain-column": "site"})
+    assert "encoding" not in prepare(DataConfig(name="heart-disease")).to_json()
+
+
+def test_what_files_hold_is_in_the_log(three: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    prepare(config_of(three, drop="patient"))
+    assert "200 rows, 6 columns, semicolon between values, utf-8" in caplog.text
+    assert "decimal commas in age, bmi" in caplog.text
+
+
+def test_the_command_proposes_a_schema_beside_an_empty_one(three: Path) -> None:
+    """The shell has made schema.toml when the command begins."""
+    (three / "schema.toml").touch()
+    text = call("data", "schema", str(three), "-s", "data.target=disease")
+    (three / "schema.toml").write_text(text)
+    assert "# Not at north, west." in text
+    federation = prepare(config_of(three, target="", patient="patient"))
+    columns = {c.name: c for c in Encoding.from_json(federation.encoding).columns}
+    assert [*columns] == ["age", "bmi", "sex", "smoking"]
+    assert columns["sex"].levels == ("F", "M")
+
+
+def test_tables_between_sites_are_refused_before_they_are_read(three: Path) -> None:
+    with pytest.raises(DataError, match="tables of sites are not supported yet"):
+        open_site(config_of(three), "north")
+
+
+def test_marks_of_missing_cells_and_ranges_are_those_of_the_schema(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write(tmp_path / "t", a=table(40, dose=[5, 999, 7, 70] * 10))
+    lines = ["[columns.dose]", 'kind = "number"', "high = 10", "missing = [999]"]
+    (folder / "schema.toml").write_text("\n".join(lines))
+    (dose,) = Encoding.from_json(prepare(config_of(folder)).encoding).columns
+    assert dose.may_miss
+    assert dose.mean < 10
+    assert "10 numbers are outside of the schema's range" in caplog.text
