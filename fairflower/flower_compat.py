@@ -258,10 +258,12 @@ class Task:
         failed, reason = isinstance(reply, str), reply if isinstance(reply, str) else ""
         if isinstance(reply, str):
             reply = Message(Error(code=_APP_RAISED, reason=reason), reply_to=self.message)
-        _part("push_message")(self._client, reply, context)
         status = "failed" if failed else "completed"
-        _part("push_task_output")(self._client, context, status, reason)
-        self._client.close()
+        try:
+            _part("push_message")(self._client, reply, context)
+        finally:  # a run that has ended takes no reply, but the node keeps its context
+            _part("push_task_output")(self._client, context, status, reason)
+            self._client.close()
 
 
 class TaskQueue:

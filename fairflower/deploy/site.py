@@ -27,7 +27,7 @@ from fairflower.deploy.audit import AuditLog
 from fairflower.deploy.credentials import make_secret
 from fairflower.deploy.local import HOST, free_port, script
 from fairflower.deploy.policy import Policy
-from fairflower.errors import ConfigError, WriteError, error_text, logger
+from fairflower.errors import ConfigError, WriteError, error_text, failure_text, logger
 from fairflower.flower_compat import Task, TaskQueue, set_task_identity
 
 #: Seconds between two questions whether there is a message, and between two signs of life during
@@ -179,7 +179,7 @@ class Site:
             if task := queue.next():
                 self.answer(task)
         except Exception as error:  # Flower then answers for the site, after a minute
-            logger.error("The site cannot read or answer a message.", exc_info=error)
+            logger.error("The site cannot read or answer a message: %s", failure_text(error))
             return False
         return task is not None
 
