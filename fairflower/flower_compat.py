@@ -299,6 +299,7 @@ class TaskQueue:
 
 
 _APP_RAISED = 2  # Flower's code of an error reply: the ClientApp raised an exception
+_PATIENCE = 300.0  # seconds until a request to a SuperNode on this machine has failed
 
 
 def _part(name: str) -> Any:
@@ -306,6 +307,6 @@ def _part(name: str) -> Any:
 
 
 def _runtime_client(address: str, interceptor: Any) -> Any:
-    return _part("RuntimeHttpClient").from_server_address(
-        server_address=address, insecure=True, root_certificates=None, interceptors=[interceptor]
-    )
+    # On a busy machine a SuperNode may take minutes. Flower's own retries end the process instead.
+    client = _part("RuntimeHttpClient")
+    return client(f"http://{address}", interceptors=[interceptor], timeout=_PATIENCE)

@@ -21,7 +21,7 @@ BUDGETS = {
     "clients": 1980,
     "config": 2090,
     "data": 5970,
-    "deploy": 1220,
+    "deploy": 1230,
     "engines": 1560,
     "exchanges": 740,
     "models": 1930,
