@@ -258,10 +258,12 @@ class Task:
         failed, reason = isinstance(reply, str), reply if isinstance(reply, str) else ""
         if isinstance(reply, str):
             reply = Message(Error(code=_APP_RAISED, reason=reason), reply_to=self.message)
-        _part("push_message")(self._client, reply, context)
         status = "failed" if failed else "completed"
-        _part("push_task_output")(self._client, context, status, reason)
-        self._client.close()
+        try:
+            _part("push_message")(self._client, reply, context)
+        finally:  # a run that has ended takes no reply, but the node keeps its context
+            _part("push_task_output")(self._client, context, status, reason)
+            self._client.close()
 
 
 class TaskQueue:
@@ -297,6 +299,7 @@ class TaskQueue:
 
 
 _APP_RAISED = 2  # Flower's code of an error reply: the ClientApp raised an exception
+_PATIENCE = 300.0  # seconds until a request to a SuperNode on this machine has failed
 
 
 def _part(name: str) -> Any:
@@ -304,6 +307,6 @@ def _part(name: str) -> Any:
 
 
 def _runtime_client(address: str, interceptor: Any) -> Any:
-    return _part("RuntimeHttpClient").from_server_address(
-        server_address=address, insecure=True, root_certificates=None, interceptors=[interceptor]
-    )
+    # On a busy machine a SuperNode may take minutes. Flower's own retries end the process instead.
+    client = _part("RuntimeHttpClient")
+    return client(f"http://{address}", interceptors=[interceptor], timeout=_PATIENCE)

@@ -135,11 +135,6 @@ def wait_until(condition: Callable[[], bool], processes: Sequence[Process], even
 
 def environment(home: Path) -> dict[str, str]:
     """Return environment variables for a process with its files in ``home`` and Flower on PATH."""
-    direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
-    if direct != "*":  # it means all hosts only as the single entry
-        direct = ",".join(filter(None, (direct, HOST)))
-    # For gRPC, "*" has no meaning.
-    grpc = os.environ.get("no_grpc_proxy", "")  # noqa: SIM112
     return {
         **os.environ,
         "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]),
@@ -147,6 +142,18 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_HOME": str(home / "flwr"),
         "PYTHONUNBUFFERED": "1",
         "PYTHONUTF8": "1",
+        **unproxied(),
+    }
+
+
+def unproxied() -> dict[str, str]:
+    """Return environment variables with which connections to this machine bypass proxies."""
+    direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+    if direct != "*":  # it means all hosts only as the single entry
+        direct = ",".join(filter(None, (direct, HOST)))
+    # For gRPC, "*" has no meaning.
+    grpc = os.environ.get("no_grpc_proxy", "")  # noqa: SIM112
+    return {
         "no_proxy": direct,
         "NO_PROXY": direct,
         "no_grpc_proxy": ",".join(filter(None, (grpc, direct.strip("*"), HOST))),

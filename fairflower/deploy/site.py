@@ -10,6 +10,7 @@ PyTorch and the data in memory for the next message. The bundle is neither unpac
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import subprocess
 import tempfile
@@ -25,9 +26,9 @@ from fairflower.config.site import SiteConfig
 from fairflower.config.text import toml_value
 from fairflower.deploy.audit import AuditLog
 from fairflower.deploy.credentials import make_secret
-from fairflower.deploy.local import HOST, free_port, script
+from fairflower.deploy.local import HOST, free_port, script, unproxied
 from fairflower.deploy.policy import Policy
-from fairflower.errors import ConfigError, WriteError, error_text, logger
+from fairflower.errors import ConfigError, WriteError, error_text, failure_text, logger
 from fairflower.flower_compat import Task, TaskQueue, set_task_identity
 
 #: Seconds between two questions whether there is a message, and between two signs of life during
@@ -136,6 +137,7 @@ class Site:
 
     def run(self) -> int:
         """Start the SuperNode and answer its messages until it ends; return its exit code."""
+        os.environ.update(unproxied())  # for the connection to the SuperNode
         with tempfile.TemporaryDirectory(prefix="fairflower-site-") as folder:
             allowed = f"what {self.config.policy} allows" if self.policy else "any run: no policy"
             logger.info("This site answers %s. Audit log: %s", allowed, self.config.audit_log)
@@ -179,7 +181,7 @@ class Site:
             if task := queue.next():
                 self.answer(task)
         except Exception as error:  # Flower then answers for the site, after a minute
-            logger.error("The site cannot read or answer a message.", exc_info=error)
+            logger.error("The site cannot read or answer a message: %s", failure_text(error))
             return False
         return task is not None
 

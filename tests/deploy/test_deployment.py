@@ -555,7 +555,8 @@ def restart(trial: LocalDeployment) -> None:
 
 def resumed(trial: LocalDeployment, folder: Path, rounds: int) -> Path:
     """Resume a run, twice if Flower loses a message the first time; return the run folder."""
-    config = RunConfig(num_server_rounds=rounds, resume=str(folder))
+    own = DataConfig(name="npz")  # its number of clients per domain is the run's
+    config = RunConfig(num_server_rounds=rounds, resume=str(folder), data=own)
     try:
         return trial.run(config)
     except TrialError as error:
