@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
+from fairflower import __version__
 from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.config import DataConfig, RunConfig
 from fairflower.config.run import is_setting
@@ -44,7 +45,7 @@ from fairflower.training.trainer import Trainer
 
 #: Keys of a node config.
 NODE_KEYS = {"domain", "data-dir", "partition-id", "num-partitions"}
-NODE_KEYS |= {"secure-aggregation", "smallest-group", SHARES, TESTS_OTHERS}
+NODE_KEYS |= {"secure-aggregation", "smallest-group", "tests-only", SHARES, TESTS_OTHERS}
 
 
 def guarded(
@@ -59,6 +60,8 @@ def guarded(
     node = context.node_config
     try:
         _check_node_config(node)
+        if node.get("tests-only") and message.metadata.message_type == MessageType.TRAIN:
+            raise ConfigError("this site only tests: its node config has tests-only = true.")
         reply: Message = call_next(message, context)
         reasons = reply.has_content() and reply.content.config_records.get(FAILED_METRICS)
         if reasons and is_supernode(context):
@@ -78,7 +81,7 @@ def _check_node_config(node: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` for an unknown key, such as a mistyped one, or an invalid value."""
     for key in node.keys() - NODE_KEYS:
         raise ConfigError(f"--node-config: {unknown('key', key, NODE_KEYS)}")
-    for key in ("secure-aggregation", SHARES, TESTS_OTHERS):
+    for key in ("secure-aggregation", "tests-only", SHARES, TESTS_OTHERS):
         if type(node.get(key, True)) is not bool:
             raise ConfigError(f"--node-config: {key}: expected true or false.")
     if not (type(least := node.get("smallest-group", 1)) is int and least > 0):
@@ -141,7 +144,9 @@ def query(message: Message, context: Context) -> Message:
     """Reply with the node's client id; describe its data if the message has a run config."""
     config = message.content.config_records.get("config", ConfigRecord())
     node = context.node_config
-    answer = ConfigRecord()
+    answer = ConfigRecord({"version": __version__})
+    if node.get("tests-only"):
+        answer["tests-only"] = True
     if config and "domain" in node:
         site = open_site(_data_config(context, _settings(config)), str(node["domain"]))
         answer["site"] = site.to_json()

@@ -49,11 +49,14 @@ add(data_app, listing.show, "show")
 app.add_typer(data_app, name="data")
 
 deploy_app = typer.Typer(
-    help="Deploy a federation: certificates, keys and trial deployments.", no_args_is_help=True
+    help="Deploy a federation: certificates, keys, sites and trial deployments.",
+    no_args_is_help=True,
 )
 add(deploy_app, deploy.trial, "trial")
 add(deploy_app, deploy.certificates, "certificates")
 add(deploy_app, deploy.key, "key")
+add(deploy_app, deploy.sites, "sites")
+add(deploy_app, deploy.check, "check")
 app.add_typer(deploy_app, name="deploy")
 
 
