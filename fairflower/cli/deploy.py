@@ -199,6 +199,6 @@ def check(
         online = {key.name: n.status for key, n in keys if key and n.status != "unregistered"}
     for name in run.listed_sites if superlink is not None else ():
         if name not in online:
-            raise ConfigError(f"{config}: {unknown('site', name, online)} (registered names)")
+            raise ConfigError(f"{config}: sites: {unknown('registered name', name, online)}")
     states = [f"{n} ({online[n]})" if n in online else n for n in run.listed_sites]
     say(f"{config}: {run.label}, {run.num_server_rounds} rounds. {', '.join(states)}".rstrip())
