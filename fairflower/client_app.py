@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
+from fairflower import __version__
 from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.config import DataConfig, RunConfig
 from fairflower.config.run import is_setting
@@ -55,6 +56,8 @@ def guarded(
     node = context.node_config
     try:
         check_node_config(node)
+        if node.get("tests-only") and message.metadata.message_type == MessageType.TRAIN:
+            raise ConfigError("this site only tests: its node config has tests-only = true.")
         reply: Message = call_next(message, context)
         reasons = reply.has_content() and reply.content.config_records.get(FAILED_METRICS)
         if reasons and is_supernode(context):
@@ -126,7 +129,9 @@ def query(message: Message, context: Context) -> Message:
     """Reply with the node's client id; describe its data if the message has a run config."""
     config = message.content.config_records.get("config", ConfigRecord())
     node = context.node_config
-    answer = ConfigRecord()
+    answer = ConfigRecord({"version": __version__})
+    if node.get("tests-only"):
+        answer["tests-only"] = True
     if config and "domain" in node:
         site = open_site(_data_config(context, _settings(config)), str(node["domain"]))
         answer["site"] = site.to_json()

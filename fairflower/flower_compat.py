@@ -4,9 +4,11 @@ No other module imports what is not public in Flower. A version of Flower withou
 lacks only what needs it.
 """
 
+import base64
 import copy
 import hashlib
 import importlib
+import logging
 import os
 import sys
 import threading
@@ -14,13 +16,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from types import FrameType, SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower_strategies
 
-from fairflower.errors import NotInstalled
+from fairflower.errors import USER_ERRORS, NotInstalled, error_text
 
 #: Names of SecAgg+'s records and of a workflow's, which messages and contexts contain.
 RECORD_KEY_CONFIGS, RECORD_KEY_STATE = "secaggplus_configs", "secaggplus_state"
@@ -149,6 +151,23 @@ def stopping_with_flower(stop: threading.Event) -> Iterator[None]:
         done.set()
 
 
+class OneSentence(logging.Filter):
+    """Shows an error that users can fix as its text, where Flower's log has a traceback.
+
+    Flower also says that the exception was unhandled; this line is left out.
+    """
+
+    told = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record is shown, and shorten it."""
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if isinstance(error, USER_ERRORS):
+            record.msg, record.args, record.exc_info, self.told = error_text(error), (), None, True
+            return True
+        return not (self.told and "nhandled exception" in record.getMessage())
+
+
 def proxy_node_id(proxy: Any) -> int:
     """Return the node id of a classic client proxy.
 
@@ -159,6 +178,56 @@ def proxy_node_id(proxy: Any) -> int:
         digest = hashlib.sha256(proxy.cid.encode()).digest()
         proxy.node_id = int.from_bytes(digest[:7], "big")
     return int(proxy.node_id)
+
+
+class SiteKey(NamedTuple):
+    """The name under which a SuperNode was registered, and the fingerprint of its public key."""
+
+    name: str
+    fingerprint: str
+
+    @classmethod
+    def of(cls, node: Any) -> "SiteKey | None":
+        """Return what Flower says of a node; None if it was registered without a name.
+
+        The fingerprint is that of ``ssh-keygen -lf site.key.pub``.
+        """
+        if not (name := getattr(node, "name", "")) or not node.public_key:
+            return None
+        from cryptography.hazmat.primitives import serialization
+
+        public = serialization.load_pem_public_key(node.public_key)
+        form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        blob = base64.b64decode(public.public_bytes(*form).split()[1])
+        digest = base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+        return cls(name, f"SHA256:{digest}")
+
+
+def connected_nodes(grid: Grid) -> dict[int, SiteKey | None]:
+    """Return the ids of connected nodes, with name and key if they were registered with a name.
+
+    Names need Flower 1.40 or newer, and ``flwr supernode register KEY --name NAME``.
+    """
+    if getattr(type(grid), "get_nodes", None) is getattr(Grid, "get_nodes", None):
+        return dict.fromkeys(grid.get_node_ids())  # a grid without names
+    return {node.node_id: SiteKey.of(node) for node in grid.get_nodes()}
+
+
+def nodes_at(superlink: str | None) -> list[Any]:
+    """Return what a SuperLink says of its SuperNodes: name, key, status and times.
+
+    ``superlink`` is a name in the configuration of the ``flwr`` command; None means its default.
+    """
+    from flwr.cli.flower_config import read_superlink_connection
+    from flwr.cli.utils import flwr_cli_exc_handler, init_http_client_from_connection
+    from flwr.proto.control_pb2 import ListNodesRequest
+
+    client = init_http_client_from_connection(read_superlink_connection(superlink))
+    try:
+        with flwr_cli_exc_handler():
+            return list(client.ListNodes(ListNodesRequest()).nodes_info)
+    finally:
+        client.close()
 
 
 def set_message_id(message: Message, message_id: str) -> None:

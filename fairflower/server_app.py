@@ -1,5 +1,6 @@
 """The ServerApp that ``flwr run`` starts."""
 
+import logging
 import threading
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from rich.console import Console
 
 from fairflower.config import RunConfig
 from fairflower.config.run import check_tuned, default_values
-from fairflower.flower_compat import stopping_with_flower
+from fairflower.flower_compat import OneSentence, stopping_with_flower
 from fairflower.server.checkpoint import evaluation_config, resumed_config
 from fairflower.server.session import Session
 
@@ -19,6 +20,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Start the run that the run config describes, or continue the run in the folder ``resume``."""
+    logging.getLogger("flwr").addFilter(OneSentence())
     config = RunConfig.from_flat(context.run_config)
     check_tuned([config])
     # Flower sends all keys. The user has given those that differ from pyproject.toml.

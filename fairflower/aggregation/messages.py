@@ -37,6 +37,10 @@ class EnrolledClients:
     sizes: Mapping[int, int] = field(default_factory=dict)
     #: Node id -> client id, for enrolled clients and for clients that have replied.
     clients: dict[int, int] = field(default_factory=dict)
+    #: Client id -> name of its site in messages. Empty in simulations.
+    names: Mapping[int, str] = field(default_factory=dict)
+    #: Clients that only test.
+    testers: Collection[int] = ()
     #: Clients without examples that the log has named.
     empty: set[int] = field(default_factory=set)
     #: Very long vectors of the last round that had any, as text.
@@ -47,14 +51,30 @@ class EnrolledClients:
         node = message.metadata.dst_node_id
         return self.clients.get(node, node)
 
+    def name_of(self, *clients: int) -> str:
+        """Return the names of clients in messages.
+
+        >>> EnrolledClients(names={0: "north"}).name_of(0, 2, 3)
+        'north, clients 2, 3'
+        """
+        named = [self.names[client] for client in clients if client in self.names]
+        others = ", ".join(str(client) for client in clients if client not in self.names)
+        numbers = [f"client{'s' * (len(clients) - len(named) > 1)} {others}"] if others else []
+        return ", ".join([*named, *numbers])
+
+    @property
+    def training(self) -> dict[int, int]:
+        """Client id -> node id, for the clients that train."""
+        return {k: node for k, node in (self.nodes or {}).items() if k not in self.testers}
+
     def connected(self, grid: Grid, at_least: int) -> dict[int, int]:
-        """Return node ids by client id: of all clients, or of those connected if none is enrolled.
+        """Return node ids by client id: of those that train or, if none is enrolled, are connected.
 
         Waits for ``at_least`` connected nodes, since Flower's ``FedAvg`` counts them before it
         waits: in round 1 it would select among the first that connected.
         """
         if self.nodes is not None:
-            return self.nodes
+            return self.training
         while len(nodes := list(grid.get_node_ids())) < at_least:
             logger.info("Waiting for nodes: %d of %d are connected.", len(nodes), at_least)
             time.sleep(1)

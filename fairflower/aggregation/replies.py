@@ -98,10 +98,10 @@ class Replies:
             twice = node in replied and not reply.has_error()  # errors may come from the SuperLink
             if twice or (everyone and strange):
                 logger.warning(
-                    "Round %d ignores a reply from client %d, because it is late or the client has "
+                    "Round %d ignores a reply from %s, because it is late or the client has "
                     "already replied.",
                     self.request.server_round,
-                    client,
+                    self.enrolled.name_of(client),
                 )
                 continue
             waiting.discard(node)
@@ -137,8 +137,8 @@ class Replies:
     def _log(self, client: int) -> None:
         """Log why a client is dropped, shortened and without unprintable characters."""
         self.dropped[client] = reason = escaped(self.dropped[client][:_LONGEST_REASON])
-        text = "Round %d continues without client %d: %s"
-        logger.warning(text, self.request.server_round, client, _without_client(reason, client))
+        name, reason = self.enrolled.name_of(client), _without_client(reason, client)
+        logger.warning("Round %d continues without %s: %s", self.request.server_round, name, reason)
 
     def _note(self, client: int, problem: str | InvalidReply) -> None:
         self.dropped[client] = str(problem)
@@ -151,14 +151,17 @@ class Replies:
         The error is ``Diverged`` if NaN and infinite values are the only reasons.
         """
         half = math.ceil(self.judged / 2)
-        needed = max(1, half if self.min_clients is None else self.min_clients)
+        # Two sites: one alone would train a federation of one, which nobody asked for.
+        both = self.min_clients is None and self.judged == 2 and self.request.population > 0
+        both = both and bool(self.enrolled.names)
+        needed = 2 if both else max(1, half if self.min_clients is None else self.min_clients)
         usable = len(self.usable)
         if usable + len(self.empty) < needed or not usable:
             diverged = self.dropped and self.dropped.keys() <= self.diverged
             error = Diverged if diverged else RoundFailed
-            hint = ""
+            hint = "\nA site trains alone only with min-clients = 1." if both else ""
             if diverged and (large := self.enrolled.large_norms):
-                hint = "\nUpdates with large norms, which clip-update-median would clip:"
+                hint += "\nUpdates with large norms, which clip-update-median would clip:"
                 hint += "".join(f"\n  {text}" for text in large)
             raise error(
                 f"Round {self.request.server_round}: {usable} of "
@@ -181,10 +184,7 @@ class Replies:
         sharing: dict[str, list[int]] = {}
         for client, reason in sorted({**self.dropped, **self.empty}.items()):
             sharing.setdefault(_without_client(reason, client), []).append(client)
-        lines = [
-            f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}: {reason}"
-            for reason, clients in sharing.items()
-        ]
+        lines = [f"{self.enrolled.name_of(*k)}: {reason}" for reason, k in sharing.items()]
         return "".join(f"\n  {line}" for line in (*lines, self.remark) if line)
 
     def _read_claim(self, reply: Message, node: int, client: int) -> tuple[int, MetricRecord]:
@@ -244,7 +244,7 @@ class ReplyCheck:
     ) -> None:
         received = {} if model is None else decode_record(model)
         self.strategy, self.sizes = strategy, sizes
-        self.large_norms: list[str] = []  # very long vectors, with their clients, as text
+        self.large_norms: list[tuple[int, str]] = []  # clients with very long vectors, as text
         #: Why the model that the clients received is not known, and what to do; "" if it is known.
         self.unknown = _NOT_CONFIGURED if model is None else ""
         self._expect(received, measured_arrays(received, received)[1])
@@ -364,15 +364,17 @@ class ReplyCheck:
                 "Lower train.lr, or exclude the client"
             )
         if ratio > LISTED_RATIO:
-            self.large_norms.append(f"client {client}'s {text}")
+            self.large_norms.append((client, text))
 
     def gather(self, replies: Replies, max_weight: float) -> Cohort:
         """Return the usable replies as a cohort, in the order of client ids."""
         ordered: list[Reply] = [replies.usable[client] for client in sorted(replies.usable)]
         request = replies.request
         if self.large_norms:
-            before = f"round {request.server_round}: "
-            replies.enrolled.large_norms[:] = [before + text for text in self.large_norms]
+            before, name_of = f"round {request.server_round}: ", replies.enrolled.name_of
+            replies.enrolled.large_norms[:] = [
+                f"{before}{name_of(client)}'s {text}" for client, text in self.large_norms
+            ]
         if request.server_round == 1:
             self._warn_of_unread(ordered[0].content)
         metrics = stack_common_metrics([reply.metrics for reply in ordered])

@@ -1,6 +1,6 @@
 """FairStrategy: Flower's FedAvg, but replies are validated and merged as a cohort."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -98,17 +98,29 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
     # --- called by Flower ------------------------------------------------------------
 
     def enroll(
-        self, nodes: Mapping[int, int], seed: int, sizes: Mapping[int, int] | None = None
+        self,
+        nodes: Mapping[int, int],
+        seed: int,
+        sizes: Mapping[int, int] | None = None,
+        names: Mapping[int, str] | None = None,
+        testers: Collection[int] = (),
     ) -> None:
         """Select clients by id from now on, because Flower's node ids differ between runs.
 
         ``nodes`` has the node id of every client of the federation, and ``sizes`` the number of
         training examples of clients of which it is known; a reply with a different number is
-        dropped. ``seed`` is for the selections and the exchanges' random draws.
+        dropped. ``seed`` is for the selections and the exchanges' random draws. ``names`` has the
+        names of sites, which messages use; of two sites, both must train, unless ``min_clients`` is
+        1. ``testers`` are clients that test and do not train.
         """
-        clients = {node: client for client, node in nodes.items()}
-        ordered = dict(sorted(nodes.items()))
-        self._enrolled = replace(self._enrolled, nodes=ordered, sizes=sizes or {}, clients=clients)
+        self._enrolled = replace(
+            self._enrolled,
+            nodes=dict(sorted(nodes.items())),
+            sizes=sizes or {},
+            clients={node: client for client, node in nodes.items()},
+            names=names or {},
+            testers=frozenset(testers),
+        )
         self._seed = self.seed = seed
         for exchange in self.exchanges:
             exchange._seed = exchange.seed = seed
@@ -172,7 +184,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         """
         if self._enrolled.nodes is None:
             return []
-        draw = self._draw(server_round, self._enrolled.nodes)
+        draw = self._draw(server_round, self._enrolled.training)
         if not (candidates := checked_candidates(self._participation, draw)):
             return []
         config["split"] = "train"

@@ -58,6 +58,8 @@ add(deploy_app, deploy.trial, "trial")
 add(deploy_app, deploy.site, "site")
 add(deploy_app, deploy.certificates, "certificates")
 add(deploy_app, deploy.key, "key")
+add(deploy_app, deploy.sites, "sites")
+add(deploy_app, deploy.check, "check")
 app.add_typer(deploy_app, name="deploy")
 
 

@@ -18,9 +18,12 @@ from fairflower.cli.options import (
     with_settings,
 )
 from fairflower.cli.report import print_report
-from fairflower.cli.terminal import console, friendly_errors, say
-from fairflower.config import ClientConfig, StrategyConfig
+from fairflower.cli.terminal import console, friendly_errors, say, text_table
+from fairflower.config import ClientConfig, RunConfig, StrategyConfig
+from fairflower.config.run import check_tuned
+from fairflower.config.text import unknown
 from fairflower.errors import ConfigError, quoted
+from fairflower.flower_compat import SiteKey, nodes_at
 from fairflower.machine import HANGUP
 from fairflower.paths import new_folder
 from fairflower.plans.plan import grid_configs
@@ -170,3 +173,55 @@ def key(
         )
     public = make_key_pair(path)
     say(f"{path}\n{public}")
+
+
+_SuperLink = typer.Argument(help="Name of the SuperLink in ~/.flwr/config.toml. Default: Flower's.")
+
+
+@friendly_errors(extra="")
+def sites(superlink: Annotated[str | None, _SuperLink] = None) -> None:
+    """List the registered sites: name, whether it is online and since when, key, and data.
+
+    Data and version are what a site said in the latest run whose server has this $FAIRFLOWER_HOME.
+    """
+    from fairflower.server.known_sites import known_sites
+
+    said, rows = known_sites(), []
+    for node in nodes_at(superlink):
+        if node.status == "unregistered":
+            continue
+        key = SiteKey.of(node)
+        since = node.last_activated_at if node.status == "online" else node.last_deactivated_at
+        about = said.get(key.fingerprint, {}) if key else {}
+        last = f"{about['about']} ({about['at']})" if about else "no run yet"
+        name = key.name if key else f"node {node.node_id}, without a name"
+        rows.append([name, node.status, since[:16], key.fingerprint if key else "", last])
+    console.print(text_table("", ("site", "status", "since (UTC)", "key", "said of itself"), rows))
+
+
+@friendly_errors(extra="")
+def check(
+    config: Annotated[Path, typer.Argument(help="TOML file for flwr run's --run-config.")],
+    superlink: Annotated[str | None, _SuperLink] = None,
+) -> None:
+    """Check a run's settings before it is submitted, and that its sites are registered.
+
+    Without the name of a SuperLink, no connection is opened.
+    """
+    from fairflower.server.setup import check_fewest_clients, check_num_clients
+
+    run = RunConfig.from_flat(ConfigOverrides(config, {}, {}).settings)
+    check_tuned([run])
+    count = len(run.site_names) or int(run.sites)
+    if count and run.evaluate.by == "clients":
+        check_num_clients(run, count)
+        check_fewest_clients(run, run.strategy.make(), count)
+    online: dict[str, str] = {}
+    if superlink is not None:
+        keys = ((SiteKey.of(node), node) for node in nodes_at(superlink))
+        online = {key.name: n.status for key, n in keys if key and n.status != "unregistered"}
+    for name in run.listed_sites if superlink is not None else ():
+        if name not in online:
+            raise ConfigError(f"{config}: sites: {unknown('registered name', name, online)}")
+    states = [f"{n} ({online[n]})" if n in online else n for n in run.listed_sites]
+    say(f"{config}: {run.label}, {run.num_server_rounds} rounds. {', '.join(states)}".rstrip())

@@ -76,13 +76,19 @@ class RunConfig:
         float, Range(above=0, high=1), "Fraction of the clients that train in each round."
     ] = 1.0
     min_clients: Annotated[
-        Count, "Minimum number of valid replies per round. 0 means half of the selected clients."
+        Count,
+        "Minimum number of valid replies per round. 0 means half of the selected clients, and both "
+        "of two sites.",
     ] = 0
     sites: Annotated[
-        Count,
-        "Minimum number of sites in the first round. 0 means that the run starts with the "
-        "sites that are connected.",
+        int | str,
+        Range(0, MAX_INT),
+        "Comma-separated names of the sites that take part, or their minimum number in the first "
+        "round. 0 means the sites that are connected, at least two.",
     ] = 0
+    late_sites: Annotated[
+        str, "Comma-separated names of sites that take part from when they connect on."
+    ] = ""
     secure_aggregation: Annotated[
         bool,
         "Whether clients mask their models, so that the server learns only a weighted sum "
@@ -186,6 +192,22 @@ class RunConfig:
             *([AdapterSpec.read(adapter)] if adapter else []),
             *([TrackerSpec.read(tracker)] if tracker != "none" else []),
         ]
+
+    @property
+    def site_names(self) -> list[str]:
+        """Names of the sites that take part from the first round; empty if the run names none."""
+        return names_in(self.sites) if isinstance(self.sites, str) else []
+
+    @property
+    def listed_sites(self) -> list[str]:
+        """Names of all sites that get messages; empty if all connected sites do."""
+        return [*self.site_names, *names_in(self.late_sites)]
+
+    @property
+    def fewest_sites(self) -> int:
+        """Smallest number of sites that train: one alone only if min-clients is 1."""
+        alone = self.min_clients == 1 or self.evaluate.model or self.reference == "alone"
+        return 1 if alone else 2
 
     def evaluates(self, split: str) -> bool:
         """Return whether models are tested on a split, ``"test"`` or ``"validation"``."""
@@ -388,6 +410,7 @@ def _check(config: RunConfig) -> None:
                 f"data.{argument_to_key(key)}: this setting applies to tables only, and data.name "
                 f"= {data.name!r}. Remove it, or set data.name = 'table'."
             )
+    _check_sites(config)
     with config.client.naming_failures():
         client.check_model(config.model.name)
         client.check_steps(config.train)
@@ -506,6 +529,38 @@ def _check_conflicts(config: RunConfig, kind: str) -> None:
         (
             data.fraction and data.examples_per_client,
             "data.fraction and data.examples-per-client are both set. Set one to 0.",
+        ),
+    ]
+    for conflict, message in conflicts:
+        if conflict:
+            raise ConfigError(message)
+
+
+def _check_sites(config: RunConfig) -> None:
+    """Raise ``ConfigError`` if names of sites are repeated, or do not fit other settings."""
+    names, given = config.listed_sites, f"sites = {quoted(config.sites)}"
+    twice = next((name for name in names if names.count(name) > 1), "")
+    number, few = isinstance(config.sites, int), len(config.site_names) < config.fewest_sites
+    conflicts = [
+        (
+            number and names,
+            f"late-sites = {quoted(config.late_sites)} needs the other sites' names in sites.",
+        ),
+        (twice, f"{given}, late-sites = {quoted(config.late_sites)}: {twice!r} is given twice."),
+        (
+            not number and few,
+            f"{given}: expected the names of at least {config.fewest_sites} sites, "
+            "or their number. A site trains alone only with min-clients = 1.",
+        ),
+        (
+            names and config.evaluate.by != "clients",
+            f"{given}: only sites have names, and their "
+            "runs have evaluate.by = 'clients'. Set it, or remove the names.",
+        ),
+        (
+            names and config.min_clients > len(names),
+            f"min-clients = {config.min_clients}: "
+            f"{given} has only {len(names)} sites. Decrease min-clients.",
         ),
     ]
     for conflict, message in conflicts:

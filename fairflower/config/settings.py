@@ -40,7 +40,7 @@ def setting_specs(table: type) -> dict[str, ArgumentSpec]:
 
 def checked(key: str, value: Any, spec: ArgumentSpec) -> Any:
     """Convert a value to its key's type; raise ``ConfigError`` if it is not allowed."""
-    if spec.text and type(value) in (int, float):
+    if spec.text and not spec.number and type(value) in (int, float):
         raise ConfigError(
             f"{key} = {quoted(value)}: expected text, got {type(value).__name__}. On a command "
             f"line, quote it twice: '{key}=\"{quoted(value)}\"'."

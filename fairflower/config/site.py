@@ -18,7 +18,7 @@ from fairflower.paths import home
 #: site tests theirs.
 SHARES, TESTS_OTHERS = "share-own-model", "test-others-models"
 
-_FLAGS = ("secure-aggregation", SHARES, TESTS_OTHERS)
+_FLAGS = ("secure-aggregation", "tests-only", SHARES, TESTS_OTHERS)
 #: Keys of a node config.
 NODE_KEYS = {"domain", "data-dir", "partition-id", "num-partitions", "smallest-group", *_FLAGS}
 

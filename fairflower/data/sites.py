@@ -113,6 +113,36 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
     return replace(merged, clients=tuple(clients))
 
 
+def joined(merged: Federation, site: Federation) -> Federation:
+    """Return the federation with a site that joins during a run, as its last client.
+
+    Raises ``DataError`` if the model does not fit the site's examples: it has the classes and the
+    channels of the sites with which the run began.
+    """
+    _check_compatible((merged, site), merged)
+    if site.shape[0] > merged.shape[0]:
+        raise DataError("it has color images, and the sites with which the run began have none.")
+    beyond = [name for name in site.classes if name not in merged.classes]
+    beyond += [str(k) for k in range(merged.num_classes, site.num_classes)]
+    if beyond:
+        raise DataError(f"it has classes that the run does not know: {', '.join(beyond)}.")
+    (domain,), known = site.domains, merged.domains
+    domains = known if domain in known else (*known, domain)
+
+    def summed(split: str) -> tuple[int, ...]:
+        sizes, own = dict(zip(known, merged.sizes(split), strict=False)), sum(site.sizes(split))
+        return tuple(sizes.get(name, 0) + own * (name == domain) for name in domains if sizes)
+
+    return replace(
+        merged,
+        domains=domains,
+        sources=("the sites' own",) * len(domains),
+        test_sizes=summed("test"),
+        validation_sizes=summed("validation"),
+        clients=(*merged.clients, site_client_info(len(merged.clients), site, merged)),
+    )
+
+
 def _check_compatible(sites: Sequence[Federation], most: Federation) -> None:
     """Raise ``DataError`` if the sites' examples cannot be used together.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -284,7 +285,10 @@ class LocalDeployment:
         ]
         self.superlink = Process("The SuperLink", superlink, home, self.folder / "superlink.log")
         self._executor = Process("The SuperExec", executor, home, self.folder / "superexec.log")
-        self.sites = [self.make_site(f"site-{k}", node) for k, node in enumerate(node_configs)]
+        self.sites = [
+            self.make_site(*named)
+            for named in zip(site_names(node_configs), node_configs, strict=True)
+        ]
         self._num_runs = 0
 
     def make_site(self, name: str, node_config: Mapping[str, Scalar]) -> Process:
@@ -327,7 +331,8 @@ class LocalDeployment:
         return self
 
     def _admit(self, site: Process) -> None:
-        self.flwr("supernode", "register", str(site.home / "key.pub"), SUPERLINK_NAME)
+        key, named = str(site.home / "key.pub"), ("--name", site.name)
+        self.flwr("supernode", "register", key, SUPERLINK_NAME, *named)
         site.start()
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -459,6 +464,20 @@ class LocalDeployment:
 
 
 # --- node configs --------------------------------------------------------------------------------
+
+
+def site_names(nodes: Sequence[Mapping[str, Scalar]]) -> list[str]:
+    """Return the sites' names: their domains, if these differ and can name a folder.
+
+    >>> site_names([{"domain": "north"}, {"domain": "south"}]), site_names([{}, {}])
+    (['north', 'south'], ['site-0', 'site-1'])
+    """
+    names = [str(node.get("domain", "")) for node in nodes]
+    distinct = len({name.casefold() for name in names}) == len(names)
+    free = {"apps", "certificates", "runs", "server"}.isdisjoint(map(str.casefold, names))
+    if distinct and free and all(re.fullmatch(r"[\w-]+", name, re.ASCII) for name in names):
+        return names
+    return [f"site-{k}" for k in range(len(nodes))]
 
 
 def nodes_with_shares(

@@ -335,6 +335,8 @@ def _training_notes(run: Run) -> Iterator[str]:
 
 def _test_notes(run: Run) -> Iterator[str]:
     """Yield notes on metrics that failed or are undefined, dropped replies and untested domains."""
+    keys = run.info.get("sites", {}).get("keys", {})
+    named = {client: key["name"] for client, key in keys.items()}
     for where, reason in run.info.get("skipped_metrics", {}).items():
         yield f"the metric {where} was left out ({reason})."
     places: dict[str, list[str]] = {}
@@ -346,13 +348,17 @@ def _test_notes(run: Run) -> Iterator[str]:
     for key, kind, effect in (("dropped", "", ""), ("dropped_in_test", "test ", affected)):
         answers = [pair for record in run.diagnostics for pair in record.get(key, {}).items()]
         if answers:
-            clients = sorted({client for client, _ in answers}, key=int)
+            numbers = sorted({client for client, _ in answers}, key=int)
+            clients = [named.get(client, client) for client in numbers]
+            source = "" if named else f"client{'s' if len(clients) > 1 else ''} "
             reasons = {reason for _, reason in answers}
             yield (
                 f"{len(answers)} {kind}{'reply was' if len(answers) == 1 else 'replies were'} "
-                f"dropped, from client{'s' if len(clients) > 1 else ''} {', '.join(clients)}"
+                f"dropped, from {source}{', '.join(clients)}"
                 f"{f' ({reasons.pop()})' if len(reasons) == 1 else ''}.{effect}"
             )
+    for client, number in run.info.get("joined", {}).items():
+        yield f"{named.get(client, f'client {client}')} joined in round {number}."
     if lacks := run.lacks:
         marked = (
             f" Numbers marked {MARK} do not cover all domains in the same rounds, so they are"

@@ -216,8 +216,8 @@ class _Round:
             told = [instructions[client] for client in clients]
             return decode(mean, self.received, told), clients
         except WrongSum as error:
-            names = ", ".join(map(str, sorted(self.trained)))
-            raise Halted(f"{error} (one of clients {names})") from error
+            names = self.strategy._enrolled.name_of(*sorted(self.trained))
+            raise Halted(f"{error} (one of {names})") from error
 
     def _check(
         self,
@@ -270,10 +270,10 @@ class _Round:
             )
         if (weight := float(weights.max())) > DOMINANT_WEIGHT:
             logger.warning(
-                "Round %d: client %d has weight %.2f, so the sum shows most of its model. "
+                "Round %d: %s has weight %.2f, so the sum shows most of its model. "
                 "bound.max-client-weight caps weights.",
                 self.server_round,
-                cohort.client_ids[int(weights.argmax())],
+                strategy._enrolled.name_of(cohort.client_ids[int(weights.argmax())]),
                 weight,
             )
         strategy.note_trained(cohort)

@@ -182,7 +182,7 @@ def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
 
 
 #: Settings of a run that have no effect on tests of its model, and may not fit them.
-_OF_TRAINING = ("privacy.", "stop.", "secure-aggregation", "sites")
+_OF_TRAINING = ("privacy.", "stop.", "secure-aggregation", "sites", "late-sites")
 
 
 def evaluation_config(model: str | Path, given: Mapping[str, Any]) -> RunConfig:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Required, TypedDict
 
 from fairflower import paths
 from fairflower.arguments import Count, Range, conform
@@ -71,11 +71,19 @@ class Label(TypedDict):
     counts: dict[str, dict[str, Count]]
 
 
+class RegisteredKey(TypedDict):
+    """The name under which a site is registered, and the fingerprint of its public key."""
+
+    name: str
+    fingerprint: str
+
+
 class Sites(TypedDict):
     """Description of a federation of sites, which is needed to resume its run."""
 
     federation: dict[str, Any]
     numbered: bool
+    keys: NotRequired[dict[Digits, RegisteredKey]]  # by client, if sites are registered by name
 
 
 class Best(TypedDict):
@@ -155,6 +163,7 @@ class Info(Part, total=False):
     clients: Required[list[Client]]
     nodes: dict[Digits, int]
     sites: Sites
+    joined: dict[Digits, Count]  # client -> the first round of a site that joined later
     resumed: list[Part]
     tracked: dict[str, str]
     #: Round from which on a session logged nothing more -> why its tracker failed.

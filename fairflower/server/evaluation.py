@@ -238,8 +238,10 @@ class GroupMetrics:
     written, and the reason is logged and stored in ``run.json``.
     """
 
-    def __init__(self, folder: RunFolder, federation: Federation) -> None:
-        self.folder, self.federation = folder, federation
+    def __init__(
+        self, folder: RunFolder, federation: Federation, names: Mapping[int, str] | None = None
+    ) -> None:
+        self.folder, self.federation, self.names = folder, federation, names or {}
         if self.number:
             text = "data.groups = %r: the positive class is %s."
             logger.info(text, federation.groups, federation.class_names[1])
@@ -265,7 +267,8 @@ class GroupMetrics:
         for client, of_client in sorted(counts.items()):
             domain = self.federation.clients[client].domain
             by_domain.setdefault(domain, []).append(of_client)
-            values = self.of(of_client, f"client {client} of {domain}{split_note}")
+            where = self.names.get(client, f"client {client} of {domain}")
+            values = self.of(of_client, f"{where}{split_note}")
             self.folder.append_metrics(server_round, LEVELS[split][1], str(client), values)
             each[client] = values
         whole = self.of(np.sum(list(counts.values()), axis=0), f"all clients{split_note}")
@@ -305,8 +308,15 @@ class GroupMetrics:
 class FailedMetrics:
     """Reports user-defined metrics that failed in tests, as ``evaluate.metric-errors`` says."""
 
-    def __init__(self, folder: RunFolder, config: RunConfig, federation: Federation) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: RunConfig,
+        federation: Federation,
+        names: Mapping[int, str] | None = None,
+    ) -> None:
         self.folder, self.evaluate, self.federation = folder, config.evaluate, federation
+        self.names = names or {}
         self._skipped: dict[str, str] = dict(folder.fact("skipped_metrics") or {})
 
     def report(self, server_round: int, where: str, wrong: Mapping[str, str]) -> None:
@@ -340,7 +350,8 @@ class FailedMetrics:
             reasons = reasons_at.get(nodes[client], {})
             wrong = {n: escaped(str(reasons.get(n, default))[:300]) for n in lacking}
             domain = self.federation.clients[client].domain
-            self.report(server_round, f"client {client} of domain {domain}", wrong)
+            where = self.names.get(client, f"client {client} of domain {domain}")
+            self.report(server_round, where, wrong)
 
     def note(self) -> None:
         """Record the failures in ``run.json``: once a test, and not once a client."""

@@ -204,6 +204,17 @@ class RunFolder:
             self._facts[name] = value
             self._write_facts()
 
+    def admit(self, facts: Mapping[str, Any], server_round: int) -> None:
+        """Write the entries of ``run.json`` about clients and data after a site has joined."""
+        sizes, others = ("test_sizes", "validation_sizes"), ("labels", "nodes", "sites")
+        changed = ("clients", "domains", "sources", *sizes, *others)
+        self._facts |= {name: facts[name] for name in changed if name in facts}
+        joined = self._facts.get("joined", {})
+        self._facts["joined"] = {**joined, str(len(facts["clients"]) - 1): server_round}
+        self.metrics.domains = tuple(facts["domains"])
+        self.__dict__.pop("_clients", None)
+        self._write_facts()
+
     def append_metrics(
         self, server_round: int, level: str, name: str, values: Mapping[str, float]
     ) -> None:

@@ -102,8 +102,9 @@ class SharedModels:
         shared = {client: answer.model for client, answer in own.items() if answer.model}
         testing = {client for client, answer in own.items() if answer.tests_others}
         for key, agreed in ((SHARES, shared.keys()), (TESTS_OTHERS, testing)):
-            if names := [f"{k} ({federation.clients[k].domain})" for k in own if k not in agreed]:
-                logger.info("Without %s: client %s.", key, ", ".join(names))
+            if lacking := [client for client in own if client not in agreed]:
+                name_of = self.setup.strategy._enrolled.name_of
+                logger.info("Without %s: %s.", key, ", ".join(map(name_of, lacking)))
         name = federation.learns.primary.name
         for client, model in shared.items():
             tested = {client: own[client]}

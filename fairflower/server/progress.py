@@ -152,8 +152,8 @@ def round_line(
 
     >>> round_line(3, 10, {"mnist": 0.9, "svhn": 0.5})
     'round   3/10  mnist  90.0  svhn  50.0  |  AVG  70.0  MIN  50.0  STD ddof 1  28.3'
-    >>> round_line(4, 10, {"mnist": 0.9, "svhn": math.nan})
-    'round   4/10  mnist  90.0  svhn     –  |  of 1: AVG  90.0  MIN  90.0  STD ddof 1     –'
+    >>> round_line(4, 10, {"a": 0.9, "b": math.nan})
+    'round   4/10  a  90.0  b     –  |  1 of 2 domains: AVG  90.0  MIN  90.0  STD ddof 1     –'
     >>> round_line(4, 10, {"mnist": 0.9}, {"held out: svhn": "30.0"})
     'round   4/10  mnist  90.0  |  AVG  90.0  MIN  90.0  STD ddof 1     –  |  held out: svhn 30.0'
     >>> round_line(5, 10, {"a": 4.75, "b": 6.25}, score=Score("rmse", -1, "days", title="RMSE"))
@@ -161,7 +161,7 @@ def round_line(
     """
     tested = _tested(scores)
     domains = "  ".join(f"{name} {_text(score, value):>5}" for name, value in scores.items())
-    of = f"of {len(tested)}: " if len(tested) < len(scores) else ""
+    of = f"{len(tested)} of {len(scores)} domains: " if len(tested) < len(scores) else ""
     over = "  ".join(f"{r.heading} {_text(score, r(tested)):>5}" for r in _over(score))
     more = "".join(f"  |  {name} {text}" for name, text in (beside or {}).items())
     named = "" if score == ACCURACY else f"{score.title}  "

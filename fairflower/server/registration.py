@@ -5,201 +5,27 @@ change.
 """
 
 import json
+import re
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
 from fairflower.data import Federation
 from fairflower.data.federation import ClientInfo
-from fairflower.data.sites import fits, merge_sites, site_client_info
-from fairflower.engines.inline import send_and_receive
-from fairflower.errors import (
-    ConfigError,
-    DataError,
-    RunFolderError,
-    RunInterrupted,
-    logger,
-    shorten_error,
-)
-
-#: Placeholder for the data folder of a federation whose clients have the data.
-_ELSEWHERE = Path("at-the-clients")
-
-#: Largest number of missing clients that an error lists; a node may claim billions of clients.
-_MAX_LISTED = 100
+from fairflower.data.sites import fits, joined, merge_sites, site_client_info
+from fairflower.errors import ConfigError, RunFolderError, logger
+from fairflower.flower_compat import SiteKey
+from fairflower.server.discovery import NodeDiscovery, NodeInfo, NodeInfos, read_federation
 
 #: Smallest id of the invented nodes of clients that are not connected. Flower reserves 1 for the
 #: SuperLink; its other ids are random 64-bit numbers.
 FIRST_ABSENT_NODE = 2
-
-
-# --- what nodes say of themselves ----------------------------------------------------------------
-
-
-class NodeInfo(NamedTuple):
-    """A node's description of itself."""
-
-    number: int | None  # partition-id
-    size: int | None  # num-partitions
-    site: Federation | None  # a site's data, as a federation of a single client
-    federation: Federation | None  # the data set of which the node has a share; only of client 0
-    digest: str  # of this data set, without paths; empty if the node was not asked
-
-
-#: Descriptions by node id.
-NodeInfos = dict[int, NodeInfo]
-
-
-class NodeDiscovery:
-    """Asks every node, once, which client it is.
-
-    ``timeout`` is the number of seconds to wait for an answer and for missing nodes. If
-    ``settings``, a run config, is given, nodes prepare their data and describe them.
-    """
-
-    FIRST_NOTICE_SECONDS = 5.0  # seconds until missing clients are logged for the first time
-
-    def __init__(
-        self, grid: Grid, timeout: float, stop: threading.Event, settings: ConfigRecord | None
-    ) -> None:
-        self.grid, self.timeout, self.stop = grid, timeout, stop
-        self.content = RecordDict({"config": settings or ConfigRecord()})
-        self.infos: NodeInfos = {}
-        self.problems: dict[int, str] = {}  # by node id
-        self.silent: dict[str, int] = {}  # query id -> node id, for queries without an answer
-        self._begin = time.monotonic()
-        self._next_notice, self._pause = self._begin + self.FIRST_NOTICE_SECONDS, 0.05
-
-    def online(self) -> set[int]:
-        """Return the ids of connected nodes, and forget the answers of all other nodes."""
-        online = set(self.grid.get_node_ids())
-        # A SuperNode that has disconnected is asked again when it reconnects.
-        self.infos = {node: info for node, info in self.infos.items() if node in online}
-        self.problems = {node: why for node, why in self.problems.items() if node in online}
-        self.silent = {query: node for query, node in self.silent.items() if node in online}
-        return online
-
-    def ask(self, known: Collection[int] = ()) -> bool:
-        """Ask new nodes that are not in ``known``; return whether there were new nodes."""
-        fresh = sorted(self.online() - {*known, *self.infos, *self.problems})
-        others: list[int] = []
-        if getattr(self.grid, "have_same_data", False):
-            fresh, others = fresh[:1], fresh[1:]
-        queries = [Message(self.content, node, MessageType.QUERY) for node in fresh]
-        late = self.grid.pull_messages(list(self.silent)) if self.silent else []
-        replies = [reply for reply in late if reply.metadata.reply_to_message_id in self.silent]
-        replies += send_and_receive(self.grid, queries, self.timeout, self.stop)
-        asked = {query.metadata.message_id: query.metadata.dst_node_id for query in queries}
-        asked |= self.silent
-        for reply in replies:
-            query_id = reply.metadata.reply_to_message_id
-            node = asked.get(query_id, reply.metadata.src_node_id)
-            self.silent.pop(query_id, None)
-            self.problems.pop(node, None)
-            try:
-                self.infos[node] = _parse_reply(reply)
-            except ValueError as problem:
-                self.problems[node] = str(problem)
-                logger.warning("Node %d cannot take part: %s", node, problem)
-        if others and (info := self.infos.get(fresh[0])) and info.number is not None:
-            first = fresh[0] - info.number
-            self.infos |= {node: info._replace(number=node - first) for node in others}
-        quiet = set(fresh) - {*self.infos, *self.problems}
-        self.problems |= dict.fromkeys(sorted(quiet), f"no answer in {self.timeout:g} s")
-        self.silent |= {query_id: node for query_id, node in asked.items() if node in quiet}
-        return bool(fresh)
-
-    def wait(self, notice: str) -> bool:
-        """Wait a moment for more nodes; return False after the timeout.
-
-        Raises ``RunInterrupted`` if ``stop`` is set.
-        """
-        now = time.monotonic()
-        if now > self._begin + self.timeout:
-            return False
-        if now > self._next_notice:
-            logger.info("Waiting for clients: %s", notice)
-            self._next_notice += 30
-        if self.stop.wait(self._pause):
-            raise RunInterrupted
-        self._pause = min(2 * self._pause, 1.0)
-        return True
-
-    def missing_clients_error(self, expected: int, ids: Iterable[int] | None) -> ConfigError:
-        """Return the error about missing clients; ``ids`` are the ids of all clients."""
-        present = {info.number for info in self.infos.values()}
-        absent, node_config = "", 'domain="<domain>" data-dir="<folder>"'
-        if ids is not None:
-            away = [*islice((client for client in ids if client not in present), _MAX_LISTED + 1)]
-            more = ", and more" if away[_MAX_LISTED:] else ""
-            absent = f"; missing: {away[:_MAX_LISTED]}{more}"
-            node_config = "partition-id=<client>"
-        text = f"{len(self.infos)} of {expected} clients answered{absent}. Start a SuperNode for "
-        text += f"each with --node-config '{node_config}'."
-        if self.silent:
-            text += " Connected nodes that have not answered may still be preparing their data; in "
-            text += "that case, increase round-timeout."
-        reasons = (f"\n  node {node}: {why}" for node, why in self.problems.items())
-        return ConfigError(text + "".join(reasons))
-
-
-def _parse_reply(reply: Message) -> NodeInfo:
-    """Parse a node's description of itself; raise ``ValueError`` if it is invalid."""
-    if reply.has_error():
-        raise ValueError(shorten_error(reply.error.reason or "it failed without a message"))
-    fields = dict(next(iter(reply.content.config_records.values()), {}))
-    number, size = _whole_number(fields, "partition-id"), _whole_number(fields, "num-partitions")
-    if "site" not in fields and number is None:
-        raise ValueError("it has neither a partition-id nor a domain that identifies its client")
-    described = {
-        key: _read_federation(str(fields[key]), _ELSEWHERE, "its description of its data")
-        for key in ("site", "federation")
-        if key in fields
-    }
-    site, federation = described.get("site"), described.get("federation")
-    if site and len(site.domains + site.clients) != 2:
-        raise ValueError(
-            "a site must have a single client and a single domain, but the node describes several"
-        )
-    # A node with an earlier version has no digest, but describes the data set itself.
-    digest = str(fields.get("digest", fields.get("federation", "")))
-    if number == 0 and digest and not federation:
-        raise ValueError("it does not describe its data")
-    return NodeInfo(number, size, site, federation, digest)
-
-
-def _read_federation(text: str, folder: Path, name: str) -> Federation:
-    """Return what ``Federation.to_json`` wrote; raise ``ValueError``, with the ``name``, if not."""
-    try:
-        federation = Federation.from_json(text, folder)
-        federation.check()
-    except DataError as error:
-        raise ValueError(f"{name} is invalid: {error}") from error
-    except Exception as error:  # another version, or a hostile node, may send anything
-        raise ValueError(f"{name} cannot be read ({error!r})") from error
-    return federation
-
-
-def _whole_number(fields: Mapping[str, object], key: str) -> int | None:
-    value = fields.get(key)
-    if value is None:
-        return None
-    if isinstance(value, int) and 0 <= value < 2**31:
-        return value
-    # Python does not print integers with thousands of digits.
-    shown = f" = {value!r}" if not isinstance(value, int) or abs(value) < 2**64 else ""
-    raise ValueError(f"its {key}{shown} is not an integer from 0 to 2**31 - 1")
-
-
-# --- which node is which client ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -215,9 +41,48 @@ class ClientRegistry:
     digest: str = ""  # of the shared data set
     sites: bool = False
     numbered: bool = True  # whether sites have a partition-id
+    keys: Mapping[int, SiteKey] = field(default_factory=dict)  # client id -> name and key
+    infos: Mapping[int, NodeInfo] = field(default_factory=dict)  # client id -> what its node said
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Names of clients in messages: their sites', or the number and the domain of a site."""
+        clients = self.clients if self.sites else ()
+        domains = {k.client_id: f"client {k.client_id} ({k.domain})" for k in clients}
+        return domains | {client: key.name for client, key in self.keys.items()}
+
+    def name_of(self, client: int) -> str:
+        """Return the name of a client for the beginning of a sentence."""
+        of = f" ({self.clients[client].domain})" if self.federation else ""
+        return re.sub("^client ", "Client ", self.names.get(client, f"client {client}{of}"))
+
+    def about(self, client: int) -> str:
+        """Describe a site for the log: domain, training examples and version of fairflower."""
+        known, info = self.clients[client], self.infos.get(client)
+        tests = ", only tests" * (client in self.tests_only())
+        version = f"fairflower {info.version}" if info and info.version else "version unknown"
+        examples = f"{known.num_examples} training examples"
+        return f"domain {known.domain}, {examples}, {version}{tests}"
+
+    def tests_only(self) -> frozenset[int]:
+        """Return the clients that do not train."""
+        return frozenset(client for client, info in self.infos.items() if info.tests_only)
+
+    def another_key(self, info: NodeInfo) -> str:
+        """Return an error if a node has the name of a site, but another key; else ""."""
+        for client, key in self.keys.items():
+            if info.key and info.key.name == key.name and info.key != key:
+                return (
+                    f"{key.name} has another key than when the run began: {info.key.fingerprint}, "
+                    f"and not {key.fingerprint} (client {client}). Start its SuperNode with the "
+                    "key from before, or start a new run."
+                )
+        return ""
 
     def client_of(self, info: NodeInfo) -> int | None:
         """Return the id of the client that a node describes, or None for an unknown node."""
+        if self.keys and info.key:
+            return next((k for k, key in self.keys.items() if key == info.key), None)
         if self.sites != (info.site is not None):
             return None
         if info.site is None:
@@ -243,6 +108,19 @@ class ClientRegistry:
         except (ValueError, IndexError):  # a class that no site had
             return False
 
+    def with_site(self, node: int, info: NodeInfo) -> "ClientRegistry":
+        """Return the registry with one more site; raise ``DataError`` if its data do not fit."""
+        assert self.federation
+        assert info.site
+        client = len(self.federation.clients)
+        return replace(
+            self,
+            nodes=self.nodes | {client: node},
+            federation=joined(self.federation, info.site),
+            keys={**self.keys, client: info.key} if info.key else self.keys,
+            infos={**self.infos, client: info},
+        )
+
     @property
     def clients(self) -> tuple[ClientInfo, ...]:
         """All clients, as the nodes describe them."""
@@ -266,9 +144,14 @@ def recorded_sites(run: Path, facts: Mapping[str, Any], key: str = "sites") -> F
     """
     try:
         text = json.dumps(facts[key]["federation"])
-        return _read_federation(text, run, f"{run / 'run.json'}: {key}.federation")
+        return read_federation(text, run, f"{run / 'run.json'}: {key}.federation")
     except ValueError as error:
         raise RunFolderError(str(error)) from error
+
+
+def recorded_keys(facts: Mapping[str, Any]) -> dict[int, SiteKey]:
+    """Return the names and keys of sites that ``run.json`` has, by client."""
+    return {int(client): SiteKey(**key) for client, key in facts["sites"].get("keys", {}).items()}
 
 
 def register_clients(
@@ -277,7 +160,8 @@ def register_clients(
     timeout: float,
     stop: threading.Event,
     settings: ConfigRecord | None = None,
-    sites: int = 0,
+    sites: int | Sequence[str] = 0,
+    fewest: int = 1,
 ) -> ClientRegistry:
     """Ask all nodes which client they are, until all clients are connected.
 
@@ -290,33 +174,56 @@ def register_clients(
     nodes. The server waits up to ``timeout`` seconds for clients and for answers, or until ``stop``
     is set, which raises ``RunInterrupted``. If ``settings``, a run config, is given, nodes prepare
     their data and describe them. ``sites`` is the minimum number of sites, and 0 means those that
-    are connected.
+    are connected; or it has the names of the sites, and no other node gets a message. There are at
+    least ``fewest`` sites.
 
     Raises ``ConfigError`` if there are too few SuperNodes, clients are missing after ``timeout``,
-    two nodes have the same ``partition-id``, or nodes that share a data set have different data,
-    and ``DataError`` if the data of the sites cannot be combined.
+    two nodes have the same ``partition-id`` or name, or nodes that share a data set have different
+    data, and ``DataError`` if the data of the sites cannot be combined.
     """
-    discovery = NodeDiscovery(grid, timeout, stop, settings)
+    only = () if isinstance(sites, int) else sites
+    least = max(fewest, sites if isinstance(sites, int) else len(sites))
+    discovery = NodeDiscovery(grid, timeout, stop, settings, only)
     while True:
         fresh, infos = discovery.ask(), discovery.infos
+        _check_names(infos)
         if any(info.site for info in infos.values()):
-            expected, ids = max(1, sites), None
+            expected, ids = least, None
             if not fresh and len(infos) >= expected:
                 for node, why in sorted(discovery.problems.items()):
-                    logger.warning("The run continues without node %d: %s", node, why)
+                    name = discovery.name_of(node).replace("Node ", "node ")
+                    logger.warning("The run continues without %s: %s", name, why)
                 return _register_sites(infos)
         else:
             size = _num_partitions(infos, num_clients)
             if registry := _register_shares(infos, size):
                 return registry
-            expected = size or num_clients or max(1, sites)
+            expected = size or num_clients or least
             # If no node has answered, the nodes may be sites, which do not need a partition-id.
             ids = None if sites and not infos else range(expected)
         notice = f"{len(infos)} of {expected} are connected."
+        notice += f" Missing: {', '.join(discovery.missing_sites())}." if only else ""
         # Nobody else comes to a grid of this process, which has all its nodes from the start.
-        refused = getattr(grid, "simulated", False) and discovery.problems and not discovery.silent
+        lonely = len(infos) == 1 < fewest and any(info.site for info in infos.values())
+        refused = (lonely or discovery.problems) and not discovery.silent
+        refused = refused and getattr(grid, "simulated", False)
         if not fresh and (refused or not discovery.wait(notice)):
-            raise discovery.missing_clients_error(expected, ids)
+            if only:
+                raise discovery.missing_sites_error()
+            alone = " A site trains alone only with min-clients = 1." if lonely else ""
+            raise discovery.missing_clients_error(expected, ids, alone)
+
+
+def _check_names(infos: NodeInfos) -> None:
+    """Raise ``ConfigError`` if two connected sites have the same name."""
+    nodes: dict[str, int] = {}
+    for node, info in infos.items():
+        if info.key and (other := nodes.setdefault(info.key.name, node)) != node:
+            raise ConfigError(
+                f"Two sites are registered as {info.key.name!r}: nodes {other} and {node}. "
+                "Unregister the wrong one (`flwr supernode unregister ID`), and register its key "
+                "with another --name."
+            )
 
 
 def check_num_supernodes(num_partitions: int, num_clients: int) -> None:
@@ -374,8 +281,9 @@ def _register_shares(infos: NodeInfos, num_clients: int | None) -> ClientRegistr
             "versions of packages may also read images differently. (A site with its own data "
             "needs a domain in --node-config.)"
         )
-    first = infos[nodes[0]]
-    return ClientRegistry(nodes, first.federation, first.digest)
+    first, said = infos[nodes[0]], {client: infos[node] for client, node in nodes.items()}
+    keys = {client: info.key for client, info in said.items() if info.key}
+    return ClientRegistry(nodes, first.federation, first.digest, keys=keys, infos=said)
 
 
 def _register_sites(infos: NodeInfos) -> ClientRegistry:
@@ -395,30 +303,42 @@ def _register_sites(infos: NodeInfos) -> ClientRegistry:
             "so that the server numbers the sites."
         )
     order = sorted(infos, key=lambda n: (numbered.get(n, 0), sites[n].domains, n))
-    merged = merge_sites([sites[n] for n in order])
-    return ClientRegistry(dict(enumerate(order)), merged, sites=True, numbered=bool(numbered))
+    merged, said = (
+        merge_sites([sites[n] for n in order]),
+        {k: infos[n] for k, n in enumerate(order)},
+    )
+    keys = {client: info.key for client, info in said.items() if info.key}
+    nodes, by_number = dict(enumerate(order)), bool(numbered)
+    return ClientRegistry(nodes, merged, "", True, by_number, keys, said)
 
 
 def register_resumed_clients(
-    grid: Grid, earlier: ClientRegistry, timeout: float, stop: threading.Event, asked: ConfigRecord
+    grid: Grid,
+    earlier: ClientRegistry,
+    timeout: float,
+    stop: threading.Event,
+    asked: ConfigRecord,
+    only: Collection[str] = (),
 ) -> ClientRegistry:
     """Find the current nodes of the sites of a resumed run, given the run config to ask with.
 
     The server waits ``timeout`` seconds for all sites and then continues with the sites that are
-    connected; other sites may reconnect later. Sites that were not part of the run are ignored. The
-    ``nodes`` of ``earlier`` are those of clients that are identified only by their node id.
+    connected; other sites may reconnect later. Sites that were not part of the run are ignored, and
+    with ``only``, names of sites, no other node gets a message. The ``nodes`` of ``earlier`` are
+    those of clients that are identified only by their node id.
 
-    Raises ``ConfigError`` if no site is connected, a site has different data than before, or sites
-    that share a domain have new node ids.
+    Raises ``ConfigError`` if no site is connected, a site has different data or another key than
+    before, or sites that share a domain have new node ids.
     """
     clients = earlier.clients
-    discovery = NodeDiscovery(grid, timeout, stop, asked)
+    discovery = NodeDiscovery(grid, timeout, stop, asked, only)
     while True:
         fresh = discovery.ask()
         reconnected, unknown_nodes = _match_known_sites(discovery.infos, earlier)
         missing = [client for client in clients if client.client_id not in reconnected]
         notice = (
-            f"not connected: {', '.join(map(_name_of, missing))}. After {timeout:g} s the run "
+            f"not connected: {', '.join(earlier.name_of(k.client_id) for k in missing)}. After "
+            f"{timeout:g} s the run "
             "continues without these clients (round-timeout, which can be changed when resuming)."
         )
         if not fresh and not (missing and discovery.wait(notice)):
@@ -433,15 +353,17 @@ def register_resumed_clients(
         )
     if not reconnected:
         raise discovery.missing_clients_error(len(clients), None)
-    for node in unknown_nodes:
-        logger.warning("Node %d is ignored, because it was not part of the resumed run.", node)
+    for node in () if only else unknown_nodes:  # a site on the list may still join
+        name = discovery.name_of(node)
+        logger.warning("%s is ignored, because it was not part of the resumed run.", name)
     for node, why in sorted(discovery.problems.items()):
-        logger.warning("Node %d is ignored: %s", node, why)
+        logger.warning("%s is ignored: %s", discovery.name_of(node), why)
     for client in missing:
         text = "%s has not reconnected; the run continues without it."
-        logger.warning(text, _name_of(client))
+        logger.warning(text, earlier.name_of(client.client_id))
     absent = {k: FIRST_ABSENT_NODE + k for k in range(len(clients))}
-    return replace(earlier, nodes=absent | earlier.nodes | reconnected)
+    said = {client: discovery.infos[node] for client, node in reconnected.items()}
+    return replace(earlier, nodes=absent | earlier.nodes | reconnected, infos=said)
 
 
 def _match_known_sites(
@@ -453,6 +375,8 @@ def _match_known_sites(
     changed: dict[int, int] = {}
     unknown_nodes: list[int] = []
     for node, info in sorted(infos.items()):
+        if why := earlier.another_key(info):
+            raise ConfigError(why)
         client = clients.get(node, earlier.client_of(info))
         if client is None or client in reconnected or info.site is None:
             unknown_nodes.append(node)
@@ -462,7 +386,7 @@ def _match_known_sites(
             changed[node] = client
     for node, client in changed.items():
         if client not in reconnected:
-            name = _name_of(earlier.clients[client])
+            name = earlier.name_of(client)
             raise ConfigError(
                 f"{name} has different data than when the run began (node {node}). Restore its "
                 "data, or start a new run."
@@ -487,10 +411,11 @@ class NodeTracker:
         timeout: float,
         stop: threading.Event,
         settings: ConfigRecord | None = None,
+        only: Collection[str] = (),
     ) -> None:
         self.registry = registry
         described = settings if registry.federation else None
-        self._discovery = NodeDiscovery(grid, min(timeout, 60), stop, described)
+        self._discovery = NodeDiscovery(grid, min(timeout, 60), stop, described, only)
         self._left_out: dict[int, str] = {}
 
     def locate(self, nodes: Mapping[int, int]) -> dict[int, int]:
@@ -502,25 +427,36 @@ class NodeTracker:
             return located
         self._discovery.ask(known=located.values())
         for node, why in sorted(self._discovery.problems.items()):
-            self._leave_out(node, why)
+            self.leave_out(node, why)
         for node, info in sorted(self._discovery.infos.items()):
-            client = self.registry.client_of(info)
-            if client is None or client not in gone or node in nodes.values():
+            client, why = self.registry.client_of(info), self.registry.another_key(info)
+            if why:
+                self.leave_out(node, why)
+            if why or client is None or client not in gone or node in nodes.values():
                 continue
+            name = self.registry.name_of(client)
             if not self.registry.has_same_data(client, info):
-                name = _name_of(self.registry.clients[client])
-                self._leave_out(node, f"{name} had different data when the run began")
+                self.leave_out(node, f"{name} had different data when the run began")
                 continue
             gone.remove(client)
             located[client] = node
-            logger.info("Client %s has reconnected as node %d.", client, node)
+            logger.info("%s has reconnected as node %d.", name, node)
         return located
 
-    def _leave_out(self, node: int, why: str) -> None:
+    def newcomers(self, nodes: Mapping[int, int], late: Collection[str]) -> dict[int, NodeInfo]:
+        """Return node -> description of connected sites in ``late`` that are no clients yet."""
+        waited = {*late} - {key.name for key in self.registry.keys.values()}
+        if not waited:
+            return {}
+        self._discovery.online()
+        self._discovery.ask(known=nodes.values())
+        for node, why in sorted(self._discovery.problems.items()):
+            self.leave_out(node, why)
+        infos = sorted(self._discovery.infos.items())
+        return {node: i for node, i in infos if i.site and i.key and i.key.name in waited}
+
+    def leave_out(self, node: int, why: str) -> None:
+        """Log why a node does not take part, once."""
         if self._left_out.get(node) != why:
-            logger.warning("Node %d is ignored: %s", node, why)
+            logger.warning("%s is ignored: %s", self._discovery.name_of(node), why)
             self._left_out[node] = why
-
-
-def _name_of(client: ClientInfo) -> str:
-    return f"Client {client.client_id} ({client.domain})"

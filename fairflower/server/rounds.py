@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -12,9 +13,11 @@ from flwr.serverapp import Grid
 
 from fairflower.aggregation.messages import add_client_config
 from fairflower.arrays import arrays_of, record_of
+from fairflower.config.text import names_in
 from fairflower.engines.inline import send_and_receive
 from fairflower.errors import (
     ConfigError,
+    DataError,
     RoundFailed,
     RunInterrupted,
     StopRun,
@@ -46,6 +49,7 @@ from fairflower.server.history import (
     early_stop_reason,
     test_keys,
 )
+from fairflower.server.known_sites import note_sites
 from fairflower.server.own_models import OwnModels, SharedModels
 from fairflower.server.privacy import PrivacyLedger
 from fairflower.server.progress import RunProgress
@@ -107,8 +111,9 @@ class RoundLoop:
         numbers = len(self.strategy._measurements)
         begun = (folder.fact("privacy") or {}).get("rounds", 0)
         self._privacy = PrivacyLedger(self.config.privacy, numbers, begun)
-        self._failed = FailedMetrics(folder, self.config, self.federation)
-        self._groups = GroupMetrics(folder, self.federation)
+        names = {client: key.name for client, key in setup.registry.keys.items()}
+        self._failed = FailedMetrics(folder, self.config, self.federation, names)
+        self._groups = GroupMetrics(folder, self.federation, names)
         alone, by = self.config.reference == "alone", self.config.evaluate.by
         self._own_models = OwnModels(setup, folder) if alone and by != "clients" else None
         shared = SharedModels(setup, folder, grid, self._settings, self._exchange)
@@ -116,7 +121,12 @@ class RoundLoop:
         self._best = BestModel(folder, self.config.best)
         self._released = time.monotonic()
         self._tracker = NodeTracker(
-            grid, setup.registry, self.config.round_timeout, stop, self.settings()
+            grid,
+            setup.registry,
+            self.config.round_timeout,
+            stop,
+            self.settings(),
+            self.config.listed_sites,
         )
 
     def settings(self) -> ConfigRecord:
@@ -243,7 +253,7 @@ class RoundLoop:
         with self._naming_failures(server_round):  # a strategy may store anything there
             values = self._privacy.released(strategy.diagnostics)
             folder.append_diagnostics(server_round, strategy.client_ids, values, strategy.dropped)
-        self._check_client_states(before)
+        self._check_client_states(server_round, before)
         return merged
 
     def _summed(
@@ -265,7 +275,8 @@ class RoundLoop:
         """Return the strategy's train messages for a round."""
         strategy, settings = self.strategy, self.settings()
         nodes = self._tracker.locate(self.nodes)
-        if nodes != self.nodes:  # SuperNodes came back under other ids
+        nodes |= self._admit(server_round, nodes)
+        if nodes != self.nodes:  # SuperNodes came back under other ids, or sites joined
             self.nodes = nodes
             self.setup.enroll(nodes)
         settings["checkpoint-rounds"] = checkpoint.rounds(self.folder.path)
@@ -277,7 +288,31 @@ class RoundLoop:
         with self._naming_failures(server_round):  # uses the enrolled clients, not the grid's nodes
             return list(strategy.configure_train(server_round, arrays, settings, self.grid))
 
-    def _check_client_states(self, merged: Mapping[int, int]) -> None:
+    def _admit(self, server_round: int, nodes: Mapping[int, int]) -> dict[int, int]:
+        """Register sites in ``late-sites`` that have connected; return client -> node for them."""
+        admitted: dict[int, int] = {}
+        late = names_in(self.config.late_sites)
+        for node, info in self._tracker.newcomers(nodes, late).items() if late else ():
+            try:
+                registry = self._tracker.registry.with_site(node, info)
+            except DataError as error:
+                self._tracker.leave_out(node, f"its data do not fit this run: {error}")
+                continue
+            client, self._tracker.registry = len(registry.clients) - 1, registry
+            admitted[client] = node
+            assert registry.federation is not None
+            self.federation = registry.federation
+            self.setup = replace(self.setup, federation=self.federation, registry=registry)
+            for tests in (self._failed, self._groups):
+                tests.federation, tests.names = self.federation, registry.names
+            if isinstance(self._elsewhere, SharedModels):
+                self._elsewhere = replace(self._elsewhere, setup=self.setup)
+            logger.info("Round %d: %s joins: %s", server_round, info.title, registry.about(client))
+            self.folder.admit(self.setup.facts(), server_round)
+            note_sites(registry)
+        return admitted
+
+    def _check_client_states(self, server_round: int, merged: Mapping[int, int]) -> None:
         """Log a warning about clients that lost the state of their last merged round."""
         rounds = self.strategy.client_metrics.get("state-round")
         # Private clients report no such round, but their state may be on this machine.
@@ -287,9 +322,10 @@ class RoundLoop:
             return
         for client, state in zip(self.strategy.client_ids, rounds.tolist(), strict=True):
             if state < merged.get(client, 0):
-                text = "Client %d has lost its state from round %d and trained with %s."
+                text = "Round %d: %s has lost its state from round %d and trained with %s."
                 how = f"its state from round {state:.0f}" if state else "a new state"
-                logger.warning(text, client, merged[client], how)
+                name = self.strategy._enrolled.name_of(client)
+                logger.warning(text, server_round, name, merged[client], how)
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
         """Return each domain's primary score on test examples, or else on validation examples."""

@@ -26,6 +26,7 @@ from fairflower.paths import client_states
 from fairflower.server import checkpoint
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.folder import LOG, RunFolder, lock_folder
+from fairflower.server.known_sites import note_sites
 from fairflower.server.progress import CallbackList, OnRound, RunProgress
 from fairflower.server.rounds import RoundLoop
 from fairflower.server.setup import RunSetup, set_up
@@ -95,6 +96,7 @@ class Session:
         )
         with _LogFile(folder.path / LOG, encoding="utf-8") as log:
             try:
+                _introduce(setup)
                 self._warn(setup)
                 begun = saved or setup.trained
                 done = begun.server_round if begun else 0
@@ -179,6 +181,14 @@ class Session:
             lock.release()
             raise
         return folder, saved
+
+
+def _introduce(setup: RunSetup) -> None:
+    """Log which sites take part, and with what; nothing in a simulation."""
+    registry = setup.registry
+    for client in sorted(registry.infos) if registry.sites else ():
+        logger.info("%s takes part: %s", registry.name_of(client), registry.about(client))
+    note_sites(registry)
 
 
 class _LogFile(logging.FileHandler):

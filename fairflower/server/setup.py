@@ -79,7 +79,8 @@ class RunSetup:
         sizes = {client.client_id: client.num_examples for client in self.federation.clients}
         if self.config.reference == "pooled":  # the first client trains on all examples
             sizes[0] = sum(sizes.values())
-        self.strategy.enroll(nodes, self.config.seed, sizes)
+        names, testers = self.registry.names, self.registry.tests_only()
+        self.strategy.enroll(nodes, self.config.seed, sizes, names, testers)
 
     def redraw(self) -> dict[str, float]:
         """Return `Federation.redraw`; its tests are the examples on which this run is judged."""
@@ -160,6 +161,10 @@ class RunSetup:
         if self.registry.sites:  # to resume while some sites are away
             known = json.loads(federation.to_json())
             facts["sites"] = {"federation": known, "numbered": self.registry.numbered}
+            if keys := self.registry.keys:
+                facts["sites"]["keys"] = {
+                    str(client): key._asdict() for client, key in keys.items()
+                }
         elif federation.encoding:  # to predict new rows without the data
             facts["table"] = {"federation": json.loads(federation.to_json())}
         return facts
@@ -188,7 +193,9 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     _check_reference(grid, config, registry.sites)
     num_clients = len(federation.clients)
     registration.check_num_supernodes(len(registry.nodes), num_clients)
+    training = num_clients - len(registry.tests_only())
     check_client_settings(config, federation)
+    check_num_clients(config, training)
     registry = replace(registry, nodes={k: registry.nodes[k] for k in range(num_clients)})
     trained = TrainedModel.open(config.evaluate.model) if config.evaluate.model else None
     if trained:
@@ -199,7 +206,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     if config.evaluate.by != "clients":  # otherwise the server may lack the tokenizer
         _check_padding(config, evaluator.model)
     strategy = _make_strategy(config, evaluator)
-    check_fewest_clients(config, strategy, num_clients)
+    check_fewest_clients(config, strategy, training)
     _check_task(config, strategy, federation)
     if not trained:
         _check_network(config, evaluator, strategy)
@@ -360,11 +367,21 @@ def _register(
     if resume and "sites" in (facts := earlier_facts(resume)):
         nodes = {int(client): node for client, node in facts["nodes"].items()}
         federation = registration.recorded_sites(resume, facts)
-        numbered = facts["sites"]["numbered"]
-        earlier = registration.ClientRegistry(nodes, federation, sites=True, numbered=numbered)
-        registry = registration.register_resumed_clients(grid, earlier, timeout, stop, settings)
+        numbered, keys = facts["sites"]["numbered"], registration.recorded_keys(facts)
+        earlier = registration.ClientRegistry(nodes, federation, "", True, numbered, keys)
+        registry = registration.register_resumed_clients(
+            grid, earlier, timeout, stop, settings, config.listed_sites
+        )
     else:
-        registry = registration.register_clients(grid, None, timeout, stop, settings, config.sites)
+        registry = registration.register_clients(
+            grid,
+            None,
+            timeout,
+            stop,
+            settings,
+            config.site_names or config.sites,
+            config.fewest_sites,
+        )
     data = config.data
     divided = data.dirichlet_alpha or data.corrupted_clients or data.imbalance_factor > 1
     if registry.sites and divided:
@@ -397,7 +414,11 @@ def check_client_settings(config: RunConfig, federation: Federation) -> None:
     for split in ("test", "validation"):
         if config.evaluates(split) and config.evaluate.by != "server":
             check_clients_can_test(config.data, federation, split)
-    asked = num_selected(config, len(federation.clients))
+
+
+def check_num_clients(config: RunConfig, num_clients: int) -> None:
+    """Raise ``ConfigError`` if the settings need more clients in a round than train."""
+    asked = num_selected(config, num_clients)
     if config.min_clients > asked:
         raise ConfigError(
             f"min-clients = {config.min_clients}: only {asked} clients are selected per round. "

@@ -29,7 +29,8 @@ from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, DataError
 from fairflower.report import read_run
 from fairflower.server.checkpoint import resumed_config
-from fairflower.server.registration import NodeDiscovery, NodeTracker, register_clients
+from fairflower.server.discovery import NodeDiscovery
+from fairflower.server.registration import NodeTracker, register_clients
 from fairflower.server.session import Session
 from fairflower.server.setup import set_up
 

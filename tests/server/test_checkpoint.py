@@ -315,12 +315,12 @@ def test_resuming_warns_of_clients_that_lost_their_state(tmp_path, caplog, no_st
     (run / "2" / "round-000002.safetensors").write_bytes(b"")
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
         resume(folder)
-    assert "Client 1 has lost its state from round 2 and trained with a new state" in caplog.text
+    assert "client 1 has lost its state from round 2 and trained with a new state" in caplog.text
     assert (
-        "Client 2 has lost its state from round 2 and trained with its state from round 1"
+        "client 2 has lost its state from round 2 and trained with its state from round 1"
         in caplog.text
     )
-    assert "Client 0" not in caplog.text
+    assert "client 0" not in caplog.text
 
 
 @pytest.mark.posix

@@ -41,12 +41,8 @@ from fairflower.engines.inline import InlineGrid, send_and_receive
 from fairflower.errors import ConfigError, Diverged, RoundFailed, RunInterrupted
 from fairflower.exchanges import AveragedBatches, ControlVariates, Prototypes
 from fairflower.flower_compat import set_message_id, set_task_identity
-from fairflower.server.registration import (
-    ClientRegistry,
-    NodeDiscovery,
-    NodeTracker,
-    register_clients,
-)
+from fairflower.server.discovery import NodeDiscovery
+from fairflower.server.registration import ClientRegistry, NodeTracker, register_clients
 from fairflower.server.session import Session
 from fairflower.strategies import STRATEGIES, FairFed, FedAvg, FedEBAPlus, FedEquilibria
 from fairflower.testing.rounds import MODEL, Rounds, reply, zero_update
