@@ -211,8 +211,8 @@ class _Round:
 
         try:
             known = self.strategy._enrolled
-            names = {node: known.names.get(k, f"Node {node}") for node, k in known.clients.items()}
-            mean = masked_mean(self.send, self.server_round, contents, usable, names.__getitem__)
+            titles = {node: known.names.get(k, f"Node {node}") for node, k in known.clients.items()}
+            mean = masked_mean(self.send, self.server_round, contents, usable, titles.__getitem__)
             read.check_enough()
             clients = sorted(self.trained)
             told = [instructions[client] for client in clients]
