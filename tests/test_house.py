@@ -14,10 +14,10 @@ PACKAGE = ROOT / "fairflower"
 #: Package -> the most lines that it may have, comments and docstrings included. A change that needs
 #: more raises the number here, for all to see.
 BUDGETS = {
-    "aggregation": 2720,
+    "aggregation": 2730,
     "api": 1040,
     "classic": 610,
-    "cli": 1590,
+    "cli": 1600,
     "clients": 1970,
     "config": 2210,
     "data": 6430,
@@ -31,8 +31,8 @@ BUDGETS = {
     "plans": 2080,
     "registry": 840,
     "report": 6130,
-    "secure": 1180,
-    "server": 4750,
+    "secure": 1190,
+    "server": 4780,
     "statistics": 410,
     "strategies": 4210,
     "tables": 1560,

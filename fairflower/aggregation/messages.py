@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -45,6 +46,18 @@ class EnrolledClients:
     empty: set[int] = field(default_factory=set)
     #: Very long vectors of the last round that had any, as text.
     large_norms: list[str] = field(default_factory=list)
+
+    def of(
+        self,
+        nodes: Mapping[int, int],
+        sizes: Mapping[int, int],
+        names: Mapping[int, str],
+        testers: Collection[int],
+    ) -> Self:
+        """Return the same object for these clients, whose nodes are known; see `enroll`."""
+        ordered, clients = dict(sorted(nodes.items())), {n: client for client, n in nodes.items()}
+        known = {"nodes": ordered, "sizes": sizes, "clients": clients, "names": names}
+        return replace(self, testers=frozenset(testers), **known)  # type: ignore[arg-type]
 
     def client_of(self, message: Message) -> int:
         """Return the id of the client that gets a message, or the node id of an unknown client."""

@@ -193,10 +193,12 @@ def sites(superlink: Annotated[str | None, _SuperLink] = None) -> None:
         key = SiteKey.of(node)
         since = node.last_activated_at if node.status == "online" else node.last_deactivated_at
         about = said.get(key.fingerprint, {}) if key else {}
-        last = f"{about['about']} ({about['at']})" if about else "no run yet"
+        last = f"{about['about']} ({about['at'][:16]})" if about else "no run yet"
         name = key.name if key else f"node {node.node_id}, without a name"
         rows.append([name, node.status, since[:16], key.fingerprint if key else "", last])
-    console.print(text_table("", ("site", "status", "since (UTC)", "key", "said of itself"), rows))
+    console.print(
+        text_table("", ("site", "status", "since (UTC)", "key", "said of itself"), sorted(rows))
+    )
 
 
 @friendly_errors(extra="")

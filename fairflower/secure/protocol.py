@@ -91,12 +91,14 @@ def masked_mean(
     server_round: int,
     contents: Mapping[int, RecordDict],
     usable: Callable[[Sequence[Message], list[Message]], list[Message]],
+    name_of: Callable[[int], str] = "Node {}".format,
 ) -> Vector:
     """Return the weighted mean of the clients' vectors, by Flower's protocol.
 
     ``send`` sends messages and returns the replies that arrive before the timeout. ``contents`` has
     the content of the train message for each node. ``usable`` gets the train messages and their
-    replies, and returns the replies that may be added to the sum, or raises `Halted`.
+    replies, and returns the replies that may be added to the sum, or raises `Halted`. ``name_of``
+    returns the name of a node for messages.
 
     Raises ``Halted`` if too few clients are left to remove the masks; and ``LostClients`` if
     clients fail before training.
@@ -110,7 +112,7 @@ def masked_mean(
         clipping_range=CLIPPING,
         quantization_range=quantization_range(count),
     )
-    partner = _Partner(send, contents, usable)
+    partner = _Partner(send, contents, usable, name_of)
     config = ConfigRecord({WorkflowKey.CURRENT_ROUND: server_round})
     state = RecordDict({MAIN_CONFIGS_RECORD: config, MAIN_PARAMS_RECORD: ArrayRecord()})
     context = Context(run_id=0, node_id=0, node_config={}, state=state, run_config={})
@@ -136,8 +138,10 @@ def masked_mean(
 class _Partner:
     """Grid, strategy and client manager of the workflow, for one exchange of messages per stage."""
 
-    def __init__(self, send: Send, contents: Mapping[int, RecordDict], usable: Any) -> None:
-        self._send, self._contents, self._usable = send, contents, usable
+    def __init__(
+        self, send: Send, contents: Mapping[int, RecordDict], usable: Any, name_of: Any
+    ) -> None:
+        self._send, self._contents, self._usable, self._name_of = send, contents, usable, name_of
         self.answered, self.task = len(contents), "answered"
         self.mean: Vector | None = None
         #: Exception of an exchange; all others come from Flower's handling of the replies.
@@ -182,7 +186,8 @@ class _Partner:
                 raise LostClients(reasons)
             self.task = "helped to remove the masks"
             for node, reason in reasons.items():
-                logger.warning("Node %d does not help to remove the masks: %s", node, reason)
+                name = self._name_of(node)
+                logger.warning("%s does not help to remove the masks: %s", name, reason)
         self.answered = len(replies)
         return replies
 

@@ -210,7 +210,9 @@ class _Round:
             return [r for r in replies if r.metadata.src_node_id in nodes and not r.has_error()]
 
         try:
-            mean = masked_mean(self.send, self.server_round, contents, usable)
+            known = self.strategy._enrolled
+            titles = {node: known.names.get(k, f"Node {node}") for node, k in known.clients.items()}
+            mean = masked_mean(self.send, self.server_round, contents, usable, titles.__getitem__)
             read.check_enough()
             clients = sorted(self.trained)
             told = [instructions[client] for client in clients]

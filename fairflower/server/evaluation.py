@@ -18,6 +18,7 @@ from fairflower.data import Federation, Split
 from fairflower.engines.inline import gpu_memory_error
 from fairflower.errors import ConfigError, MetricError, escaped, failure_text, logger
 from fairflower.files import Arrays
+from fairflower.flower_compat import SiteKey
 from fairflower.models import copy_arrays, exchanged_arrays, set_arrays, trainable
 from fairflower.numerics import group_fairness as fairness
 from fairflower.numerics import metrics
@@ -239,9 +240,9 @@ class GroupMetrics:
     """
 
     def __init__(
-        self, folder: RunFolder, federation: Federation, names: Mapping[int, str] | None = None
+        self, folder: RunFolder, federation: Federation, keys: Mapping[int, SiteKey] | None = None
     ) -> None:
-        self.folder, self.federation, self.names = folder, federation, names or {}
+        self.folder, self.federation, self.keys = folder, federation, keys or {}
         if self.number:
             text = "data.groups = %r: the positive class is %s."
             logger.info(text, federation.groups, federation.class_names[1])
@@ -267,7 +268,7 @@ class GroupMetrics:
         for client, of_client in sorted(counts.items()):
             domain = self.federation.clients[client].domain
             by_domain.setdefault(domain, []).append(of_client)
-            where = self.names.get(client, f"client {client} of {domain}")
+            where = _name_of(client, self.keys, f"of {domain}")
             values = self.of(of_client, f"{where}{split_note}")
             self.folder.append_metrics(server_round, LEVELS[split][1], str(client), values)
             each[client] = values
@@ -313,10 +314,10 @@ class FailedMetrics:
         folder: RunFolder,
         config: RunConfig,
         federation: Federation,
-        names: Mapping[int, str] | None = None,
+        keys: Mapping[int, SiteKey] | None = None,
     ) -> None:
         self.folder, self.evaluate, self.federation = folder, config.evaluate, federation
-        self.names = names or {}
+        self.keys = keys or {}
         self._skipped: dict[str, str] = dict(folder.fact("skipped_metrics") or {})
 
     def report(self, server_round: int, where: str, wrong: Mapping[str, str]) -> None:
@@ -350,13 +351,17 @@ class FailedMetrics:
             reasons = reasons_at.get(nodes[client], {})
             wrong = {n: escaped(str(reasons.get(n, default))[:300]) for n in lacking}
             domain = self.federation.clients[client].domain
-            where = self.names.get(client, f"client {client} of domain {domain}")
+            where = _name_of(client, self.keys, f"of domain {domain}")
             self.report(server_round, where, wrong)
 
     def note(self) -> None:
         """Record the failures in ``run.json``: once a test, and not once a client."""
         if self._skipped:
             self.folder.note("skipped_metrics", dict(self._skipped))
+
+
+def _name_of(client: int, keys: Mapping[int, SiteKey], domain: str) -> str:
+    return keys[client].name if client in keys else f"client {client} {domain}"
 
 
 def counts_in(answers: Mapping[int, MetricRecord]) -> dict[int, fairness.Counts]:

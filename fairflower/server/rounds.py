@@ -13,11 +13,9 @@ from flwr.serverapp import Grid
 
 from fairflower.aggregation.messages import add_client_config
 from fairflower.arrays import arrays_of, record_of
-from fairflower.config.text import names_in
 from fairflower.engines.inline import send_and_receive
 from fairflower.errors import (
     ConfigError,
-    DataError,
     RoundFailed,
     RunInterrupted,
     StopRun,
@@ -35,6 +33,7 @@ from fairflower.registry.user_metrics import metric_names
 from fairflower.secure.protocol import Halted
 from fairflower.secure.rounds import SecureAggregation
 from fairflower.server import checkpoint
+from fairflower.server.admission import admit
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.contents import BEST
 from fairflower.server.evaluation import FailedMetrics, GroupMetrics, counts_in
@@ -49,12 +48,12 @@ from fairflower.server.history import (
     early_stop_reason,
     test_keys,
 )
-from fairflower.server.known_sites import note_sites
 from fairflower.server.own_models import OwnModels, SharedModels
 from fairflower.server.privacy import PrivacyLedger
 from fairflower.server.progress import RunProgress
 from fairflower.server.registration import NodeTracker
 from fairflower.server.setup import RunSetup
+from fairflower.strategies import FairStrategy
 
 #: Multiple of the cross entropy of random guessing above which training counts as diverged.
 DIVERGED = 10
@@ -111,23 +110,17 @@ class RoundLoop:
         numbers = len(self.strategy._measurements)
         begun = (folder.fact("privacy") or {}).get("rounds", 0)
         self._privacy = PrivacyLedger(self.config.privacy, numbers, begun)
-        names = {client: key.name for client, key in setup.registry.keys.items()}
-        self._failed = FailedMetrics(folder, self.config, self.federation, names)
-        self._groups = GroupMetrics(folder, self.federation, names)
+        keys = setup.registry.keys
+        self._failed = FailedMetrics(folder, self.config, self.federation, keys)
+        self._groups = GroupMetrics(folder, self.federation, keys)
         alone, by = self.config.reference == "alone", self.config.evaluate.by
         self._own_models = OwnModels(setup, folder) if alone and by != "clients" else None
         shared = SharedModels(setup, folder, grid, self._settings, self._exchange)
         self._elsewhere = shared if alone and setup.registry.sites else self._own_models
         self._best = BestModel(folder, self.config.best)
         self._released = time.monotonic()
-        self._tracker = NodeTracker(
-            grid,
-            setup.registry,
-            self.config.round_timeout,
-            stop,
-            self.settings(),
-            self.config.listed_sites,
-        )
+        who = grid, setup.registry, self.config.round_timeout, stop
+        self._tracker = NodeTracker(*who, self.settings(), self.config.listed_sites)
 
     def settings(self) -> ConfigRecord:
         """Return the config for messages; a new record each time, because strategies add to it."""
@@ -253,7 +246,7 @@ class RoundLoop:
         with self._naming_failures(server_round):  # a strategy may store anything there
             values = self._privacy.released(strategy.diagnostics)
             folder.append_diagnostics(server_round, strategy.client_ids, values, strategy.dropped)
-        self._check_client_states(server_round, before)
+        _check_client_states(strategy, folder, server_round, before)
         return merged
 
     def _summed(
@@ -275,7 +268,10 @@ class RoundLoop:
         """Return the strategy's train messages for a round."""
         strategy, settings = self.strategy, self.settings()
         nodes = self._tracker.locate(self.nodes)
-        nodes |= self._admit(server_round, nodes)
+        setup = admit(self.setup, self._tracker, self.folder, server_round, nodes)
+        if setup is not self.setup:
+            self._go_on_with(setup)
+            nodes = setup.registry.nodes | nodes
         if nodes != self.nodes:  # SuperNodes came back under other ids, or sites joined
             self.nodes = nodes
             self.setup.enroll(nodes)
@@ -288,44 +284,13 @@ class RoundLoop:
         with self._naming_failures(server_round):  # uses the enrolled clients, not the grid's nodes
             return list(strategy.configure_train(server_round, arrays, settings, self.grid))
 
-    def _admit(self, server_round: int, nodes: Mapping[int, int]) -> dict[int, int]:
-        """Register sites in ``late-sites`` that have connected; return client -> node for them."""
-        admitted: dict[int, int] = {}
-        late = names_in(self.config.late_sites)
-        for node, info in self._tracker.newcomers(nodes, late).items() if late else ():
-            try:
-                registry = self._tracker.registry.with_site(node, info)
-            except DataError as error:
-                self._tracker.leave_out(node, f"its data do not fit this run: {error}")
-                continue
-            client, self._tracker.registry = len(registry.clients) - 1, registry
-            admitted[client] = node
-            assert registry.federation is not None
-            self.federation = registry.federation
-            self.setup = replace(self.setup, federation=self.federation, registry=registry)
-            for tests in (self._failed, self._groups):
-                tests.federation, tests.names = self.federation, registry.names
-            if isinstance(self._elsewhere, SharedModels):
-                self._elsewhere = replace(self._elsewhere, setup=self.setup)
-            logger.info("Round %d: %s joins: %s", server_round, info.title, registry.about(client))
-            self.folder.admit(self.setup.facts(), server_round)
-            note_sites(registry)
-        return admitted
-
-    def _check_client_states(self, server_round: int, merged: Mapping[int, int]) -> None:
-        """Log a warning about clients that lost the state of their last merged round."""
-        rounds = self.strategy.client_metrics.get("state-round")
-        # Private clients report no such round, but their state may be on this machine.
-        if rounds is not None or (client_states() / self.folder.run_id).is_dir():
-            self.folder.note("client_state", True)
-        if rounds is None:
-            return
-        for client, state in zip(self.strategy.client_ids, rounds.tolist(), strict=True):
-            if state < merged.get(client, 0):
-                text = "Round %d: %s has lost its state from round %d and trained with %s."
-                how = f"its state from round {state:.0f}" if state else "a new state"
-                name = self.strategy._enrolled.name_of(client)
-                logger.warning(text, server_round, name, merged[client], how)
+    def _go_on_with(self, setup: RunSetup) -> None:
+        """Use the federation with sites that have joined."""
+        self.setup, self.federation = setup, setup.federation
+        for tests in (self._failed, self._groups):
+            tests.federation, tests.keys = setup.federation, setup.registry.keys
+        if isinstance(self._elsewhere, SharedModels):
+            self._elsewhere = replace(self._elsewhere, setup=setup)
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
         """Return each domain's primary score on test examples, or else on validation examples."""
@@ -429,6 +394,24 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     begin = time.monotonic()
     yield
     seconds[name] = time.monotonic() - begin
+
+
+def _check_client_states(
+    strategy: FairStrategy, folder: RunFolder, server_round: int, merged: Mapping[int, int]
+) -> None:
+    """Log a warning about clients that lost the state of their last merged round."""
+    rounds = strategy.client_metrics.get("state-round")
+    # Private clients report no such round, but their state may be on this machine.
+    if rounds is not None or (client_states() / folder.run_id).is_dir():
+        folder.note("client_state", True)
+    if rounds is None:
+        return
+    for client, state in zip(strategy.client_ids, rounds.tolist(), strict=True):
+        if state < merged.get(client, 0):
+            text = "Round %d: %s has lost its state from round %d and trained with %s."
+            how = f"its state from round {state:.0f}" if state else "a new state"
+            name = strategy._enrolled.name_of(client)
+            logger.warning(text, server_round, name, merged[client], how)
 
 
 def _warn_if_diverged(folder: RunFolder, setup: RunSetup, server_round: int) -> None:

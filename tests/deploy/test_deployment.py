@@ -527,7 +527,7 @@ def outage(trial: LocalDeployment, messages: list[str]) -> None:
         wait_for(lambda: trainings(site) > before, "the site to be asked to train")
         site.kill()
         wait_for(
-            lambda: any(f"continues without client {NUMBER}" in line for line in messages),
+            lambda: any(f"continues without {DROPPED}" in line for line in messages),
             "the server to notice",
         )
         after = trainings(site)
@@ -656,3 +656,49 @@ def test_a_deployment_survives_crashes_and_a_stop_and_refuses_unknown_supernodes
     Console(file=table, width=200).print(terminal_table(runs))
     words = ("fedequilibria", "fedheal", *DOMAINS, "STD", "MIN")
     assert all(word in table.getvalue() for word in words)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_named_site_joins_a_real_run_and_an_error_of_settings_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages: list[str] = []
+    folders = tiny_data_sets.digits_folders(tmp_path, DOMAINS[:3])
+    nodes = [{"domain": domain, "data-dir": str(folders[domain])} for domain in folders]
+    first, second, third = folders
+    listed = {"sites": f"{first},{second}", "late_sites": third}
+    with (
+        ThreadPoolExecutor() as pool,
+        LocalDeployment(tmp_path / "trial", nodes[:2], messages.append) as trial,
+    ):
+        late = trial.make_site(third, nodes[2])
+
+        def join() -> None:
+            wait_for(lambda: any("round   1/" in line for line in messages), "round 1")
+            trial._admit(late)
+
+        try:
+            happening = pool.submit(join)
+            run = trial.run(replace(config("fedheal", rounds=5), **listed))
+            happening.result()
+            absent = {"sites": f"{first},nobody", "round_timeout": 30.0}
+            with pytest.raises(TrialError, match="finished:failed"):
+                trial.run(replace(config("fedheal", rounds=1), **absent))
+            home = environment(trial.superlink.home)
+            monkeypatch.setenv("FLWR_HOME", home["FLWR_HOME"])
+            monkeypatch.setenv("FAIRFLOWER_HOME", home["FAIRFLOWER_HOME"])
+            monkeypatch.setenv("COLUMNS", "250")
+            sites = call("deploy", "sites", SUPERLINK_NAME)
+        finally:
+            late.kill()
+    text = "\n".join(messages)
+    joined = read_facts(run)["joined"]
+    assert list(joined) == ["2"]
+    assert f"Round {joined['2']}: {third} joins: domain {third}" in text
+    trained = [line["client_ids"] for line in read_run(run).diagnostics]
+    assert trained == [[0, 1]] * (joined["2"] - 1) + [[0, 1, 2]] * (6 - joined["2"])
+    assert all(name in sites for name in folders)
+    assert "not connected after 30 s (round-timeout): nobody." in text
+    assert "Traceback" not in text
+    assert "unhandled exception" not in text
