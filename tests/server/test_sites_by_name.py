@@ -310,8 +310,8 @@ def test_the_command_line_lists_sites_and_checks_a_config(
             for k, name in enumerate(NAMES)
         ]
 
-    monkeypatch.setattr("fairflower.cli.deploy.nodes_at", nodes)
-    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setattr("fairflower.flower_compat.nodes_at", nodes)
+    monkeypatch.setattr("fairflower.cli.terminal.console.width", 250)
     listed = call("deploy", "sites", "prod").splitlines()
     (north,) = [line for line in listed if "north" in line]
     assert "online" in north
