@@ -31,6 +31,7 @@ from rich.console import Console
 
 from fairflower.client_app import app
 from fairflower.config import DataConfig, RunConfig
+from fairflower.config.settings import EvaluateConfig
 from fairflower.config.text import Scalar
 from fairflower.deploy.credentials import make_certificates, make_key_pair
 from fairflower.deploy.local import (
@@ -685,7 +686,8 @@ def test_a_named_site_joins_a_real_run_and_an_error_of_settings_is_one_sentence(
 
         try:
             happening = pool.submit(join)
-            run = trial.run(replace(config("fedheal", rounds=5), **listed))
+            tested = replace(config("fedheal", rounds=5), evaluate=EvaluateConfig(by="clients"))
+            run = trial.run(replace(tested, **listed))
             happening.result()
             absent = {"sites": f"{first},nobody", "round_timeout": 30.0}
             with pytest.raises(TrialError, match="finished:failed"):
