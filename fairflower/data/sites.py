@@ -124,8 +124,9 @@ def joined(merged: Federation, site: Federation) -> Federation:
         raise DataError("it has color images, and the sites with which the run began have none.")
     beyond = [name for name in site.classes if name not in merged.classes]
     beyond += [str(k) for k in range(merged.num_classes, site.num_classes)]
+    beyond += [name for name in site.group_names if name not in merged.group_names]
     if beyond:
-        raise DataError(f"it has classes that the run does not know: {', '.join(beyond)}.")
+        raise DataError(f"it has classes or groups that the run lacks: {', '.join(beyond)}.")
     (domain,), known = site.domains, merged.domains
     domains = known if domain in known else (*known, domain)
 

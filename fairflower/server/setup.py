@@ -196,6 +196,11 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     training = num_clients - len(registry.tests_only())
     check_client_settings(config, federation)
     check_num_clients(config, training)
+    if registry.sites and training < config.fewest_sites and not config.evaluate.model:
+        raise ConfigError(
+            f"{training} of {num_clients} sites train; the node configs of the others have "
+            "tests-only = true. A site trains alone only with min-clients = 1."
+        )
     registry = replace(registry, nodes={k: registry.nodes[k] for k in range(num_clients)})
     trained = TrainedModel.open(config.evaluate.model) if config.evaluate.model else None
     if trained:

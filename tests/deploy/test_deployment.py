@@ -31,7 +31,12 @@ from rich.console import Console
 
 from fairflower.client_app import app
 from fairflower.config import DataConfig, RunConfig
+<<<<<<< HEAD
 from fairflower.config.text import Scalar, toml_value
+=======
+from fairflower.config.settings import EvaluateConfig
+from fairflower.config.text import Scalar
+>>>>>>> h-n
 from fairflower.deploy.credentials import make_certificates, make_key_pair
 from fairflower.deploy.local import (
     HOST,
@@ -680,7 +685,8 @@ def test_a_named_site_joins_a_real_run_and_an_error_of_settings_is_one_sentence(
 
         try:
             happening = pool.submit(join)
-            run = trial.run(replace(config("fedheal", rounds=5), **listed))
+            tested = replace(config("fedheal", rounds=5), evaluate=EvaluateConfig(by="clients"))
+            run = trial.run(replace(tested, **listed))
             happening.result()
             absent = {"sites": f"{first},nobody", "round_timeout": 30.0}
             with pytest.raises(TrialError, match="finished:failed"):

@@ -231,7 +231,7 @@ def test_a_late_site_whose_data_do_not_fit_is_named_once(
     np.savez(tmp_path / "coast" / "x.npz", x_train=x, y_train=y, x_test=x[:6], y_test=y[:6])
     settings = named(late_sites="coast") | {"num-server-rounds": 3}
     folder = session(NamedGrid(sites), tmp_path, **settings).run()
-    text = "coast is ignored: its data do not fit this run: it has classes that the run does not"
+    text = "coast is ignored: its data do not fit this run: it has classes or groups that the run"
     assert caplog.text.count(text) == 1
     assert read_run(folder).diagnostics[-1]["client_ids"] == [0, 1]
 
@@ -246,6 +246,10 @@ def test_a_site_may_test_without_training(sites: Any, tmp_path: Path) -> None:
     message = Message(RecordDict({"config": ConfigRecord({})}), 1002, "train")
     with pytest.raises(RuntimeError, match="this site only tests: its node config has tests-only"):
         app(message=message, context=there.contexts[1002])
+    sites[1001][2]["tests-only"] = True
+    with pytest.raises(ConfigError, match=r"1 of 3 sites train; .* only with min-clients = 1"):
+        session(NamedGrid(sites), tmp_path, sites=",".join(NAMES)).run()
+    sites[1001][2].pop("tests-only")
     with pytest.raises(ConfigError, match="min-clients = 3: only 2 clients"):
         session(there, tmp_path, **{"sites": ",".join(NAMES), "min-clients": 3}).run()
 
