@@ -23,6 +23,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.config import DataConfig, RunConfig
 from fairflower.config.run import is_setting
+from fairflower.config.secure import CONSORTIUM, SIGNING_KEY
 from fairflower.config.text import unknown
 from fairflower.data import Federation, Split, prepare
 from fairflower.data.federation import ClientInfo, check_known
@@ -44,7 +45,7 @@ from fairflower.training.trainer import Trainer
 
 #: Keys of a node config.
 NODE_KEYS = {"domain", "data-dir", "partition-id", "num-partitions"}
-NODE_KEYS |= {"secure-aggregation", "smallest-group", SHARES, TESTS_OTHERS}
+NODE_KEYS |= {"secure-aggregation", "smallest-group", SHARES, TESTS_OTHERS, CONSORTIUM, SIGNING_KEY}
 
 
 def guarded(
@@ -81,6 +82,8 @@ def _check_node_config(node: Mapping[str, Any]) -> None:
     for key in ("secure-aggregation", SHARES, TESTS_OTHERS):
         if type(node.get(key, True)) is not bool:
             raise ConfigError(f"--node-config: {key}: expected true or false.")
+    if (CONSORTIUM in node) != (SIGNING_KEY in node):
+        raise ConfigError(f"--node-config: {CONSORTIUM} and {SIGNING_KEY} must be set together.")
     if not (type(least := node.get("smallest-group", 1)) is int and least > 0):
         raise ConfigError("--node-config: smallest-group: expected a whole number above 0.")
 

@@ -54,6 +54,7 @@ deploy_app = typer.Typer(
 add(deploy_app, deploy.trial, "trial")
 add(deploy_app, deploy.certificates, "certificates")
 add(deploy_app, deploy.key, "key")
+add(deploy_app, deploy.fingerprints, "fingerprints")
 app.add_typer(deploy_app, name="deploy")
 
 

@@ -147,3 +147,28 @@ def key(
         )
     public = make_key_pair(path)
     say(f"{path}\n{public}")
+
+
+@friendly_errors(extra="")
+def fingerprints(
+    file: Annotated[
+        Path,
+        typer.Argument(help="File with the consortium's sites: a line <name> <public key> each."),
+    ],
+    own: Annotated[
+        Path | None,
+        typer.Option("--key", help="This site's private key; marks the site's own line."),
+    ] = None,
+) -> None:
+    """Check a consortium's file, and show each site's name and the fingerprint of its key.
+
+    Each site compares the fingerprints with the other sites, by telephone and not through the
+    server. `ssh-keygen -lf` shows the same for a site's .pub file.
+    """
+    from fairflower.config.secure import CONSORTIUM, SIGNING_KEY
+    from fairflower.secure.consortium import Consortium, fingerprint, read_sites
+
+    mine = Consortium.of({CONSORTIUM: file, SIGNING_KEY: own}) if own else None
+    for name, public in read_sites(file).items():
+        mark = "  (this site)" if mine and name == mine.name else ""
+        say(f"{fingerprint(public)}  {name}{mark}")
