@@ -55,6 +55,7 @@ add(deploy_app, deploy.trial, "trial")
 add(deploy_app, deploy.certificates, "certificates")
 add(deploy_app, deploy.key, "key")
 add(deploy_app, deploy.fingerprints, "fingerprints")
+add(deploy_app, deploy.leaves, "leaves")
 app.add_typer(deploy_app, name="deploy")
 
 

@@ -18,11 +18,12 @@ from fairflower.cli.options import (
     with_settings,
 )
 from fairflower.cli.report import print_report
-from fairflower.cli.terminal import console, friendly_errors, say
-from fairflower.config import ClientConfig, StrategyConfig
+from fairflower.cli.terminal import console, friendly_errors, say, say_where, text_table
+from fairflower.config import ClientConfig, RunConfig, StrategyConfig
+from fairflower.config.text import parse_assignments
 from fairflower.errors import ConfigError, quoted
 from fairflower.machine import HANGUP
-from fairflower.paths import new_folder
+from fairflower.paths import check_output_file, new_folder
 from fairflower.plans.plan import grid_configs
 
 _SITES_TRAIN = "every site trains in processes of its own"
@@ -114,6 +115,55 @@ def trial(
     with local.LocalDeployment(folder, nodes, lambda x: show(Text.from_ansi(x))) as deployment:
         runs = [deployment.run(replace(config, data=data)) for config in configs]
     print_report(runs, folder / "report")
+
+
+@friendly_errors()
+def leaves(
+    config: Annotated[Path, typer.Argument(help="TOML file with a run config.")],
+    site: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DOMAIN=FOLDER", help="As in `fairflower deploy trial`."),
+    ] = None,
+    sites: Annotated[
+        int | None, typer.Option(min=1, help="Number of sites. Default: one per client.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a key.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Markdown file for the same table.")
+    ] = None,
+) -> None:
+    """List what leaves a site before, in and after a run: what, how large, to whom, kept where.
+
+    The command rehearses two rounds of one epoch in this process, with the config's other settings,
+    and lists what the sites' app sends. Sizes are those of the data set of the config, or of the
+    folders in --site: a site that has only its own folder may give it several times, as different
+    domains.
+    """
+    from fairflower.deploy import leaves as listing
+    from fairflower.deploy import local
+
+    if out is not None:
+        check_output_file(out, ".md")
+    overrides = ConfigOverrides(config, {}, parse_assignments(set_ or [], "--set"))
+    settings: dict[str, Any] = {"data.clients-per-domain": 1}
+    settings |= {"data.name": "npz"} if site else {}
+    run = local.deployable(RunConfig.from_flat(settings | overrides.settings))
+    if site:
+        data, nodes = run.data, local.nodes_with_folders(site, run.data)
+    else:
+        data, nodes = local.nodes_with_shares(run.data, sites)
+    for node in nodes:
+        node["smallest-group"] = data.smallest_group
+    with console.status("Rehearsing two rounds"):
+        rehearsal = listing.rehearse(replace(run, data=data, sites=len(nodes)), nodes)
+    rows, needs = rehearsal.leaving(), rehearsal.needs()
+    console.print(text_table("What leaves a site", listing.COLUMNS, map(listing.cells, rows)))
+    say(listing.sizes(needs))
+    if out is not None:
+        out.write_text(listing.markdown(rows, needs), encoding="utf-8")
+        say_where("Table", out)
 
 
 @friendly_errors(extra="")
