@@ -318,6 +318,11 @@ def _pooled(federation: Federation) -> Split:
     return federation.train_of_all()
 
 
+def largest_data() -> int:
+    """Return the bytes of the largest client's examples that this process has in memory."""
+    return max(map(_bytes, _cached.values()), default=0)
+
+
 def _bytes(data: ClientData) -> int:
     arrays: list[Any] = [*data.train, *data.test, *(data.validation or ()), *data.groups.values()]
     arrays += [outputs for _, outputs in data.first_stages.values()]

@@ -41,6 +41,7 @@ _PRIVATE = {
         ("flwr.client.mod", _SECURE, "secaggplus_mod"),
         ("flwr.common", _CLASSIC, "EvaluateIns EvaluateRes FitRes Scalar ndarrays_to_parameters"),
         ("flwr.common", f"{_CLASSIC} and {_SECURE}", "FitIns Parameters parameters_to_ndarrays"),
+        ("flwr.common.serde", "`fairflower deploy leaves`", "recorddict_to_proto"),
         (_CONSTANTS, _SECURE, "Key Stage"),
         ("flwr.server", _SECURE, "LegacyContext"),
         ("flwr.server.client_manager", _CLASSIC, "ClientManager"),

@@ -60,6 +60,8 @@ add(deploy_app, deploy.certificates, "certificates")
 add(deploy_app, deploy.key, "key")
 add(deploy_app, deploy.sites, "sites")
 add(deploy_app, deploy.check, "check")
+add(deploy_app, deploy.fingerprints, "fingerprints")
+add(deploy_app, deploy.leaves, "leaves")
 app.add_typer(deploy_app, name="deploy")
 
 

@@ -18,13 +18,13 @@ from fairflower.cli.options import (
     with_settings,
 )
 from fairflower.cli.report import print_report
-from fairflower.cli.terminal import console, friendly_errors, say, text_table
+from fairflower.cli.terminal import console, friendly_errors, say, say_where, text_table
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.config.run import check_tuned
-from fairflower.config.text import unknown
+from fairflower.config.text import parse_assignments, unknown
 from fairflower.errors import ConfigError, quoted
 from fairflower.machine import HANGUP
-from fairflower.paths import new_folder
+from fairflower.paths import check_output_file, new_folder
 from fairflower.plans.plan import grid_configs
 
 _SITES_TRAIN = "every site trains in processes of its own"
@@ -141,6 +141,55 @@ def _end_children_on_signals() -> None:
         signal.signal(number, signal.default_int_handler)
 
 
+@friendly_errors()
+def leaves(
+    config: Annotated[Path, typer.Argument(help="TOML file with a run config.")],
+    site: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DOMAIN=FOLDER", help="As in `fairflower deploy trial`."),
+    ] = None,
+    sites: Annotated[
+        int | None, typer.Option(min=1, help="Number of sites. Default: one per client.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a key.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Markdown file for the same table.")
+    ] = None,
+) -> None:
+    """List what leaves a site before, in and after a run: what, how large, to whom, kept where.
+
+    The command rehearses two rounds of one epoch in this process, with the config's other settings,
+    and lists what the sites' app sends. Sizes are those of the data set of the config, or of the
+    folders in --site: a site that has only its own folder may give it several times, as different
+    domains.
+    """
+    from fairflower.deploy import leaves as listing
+    from fairflower.deploy import local
+
+    if out is not None:
+        check_output_file(out, ".md")
+    overrides = ConfigOverrides(config, {}, parse_assignments(set_ or [], "--set"))
+    settings: dict[str, Any] = {"data.clients-per-domain": 1}
+    settings |= {"data.name": "npz"} if site else {}
+    run = local.deployable(RunConfig.from_flat(settings | overrides.settings))
+    if site:
+        data, nodes = run.data, local.nodes_with_folders(site, run.data)
+    else:
+        data, nodes = local.nodes_with_shares(run.data, sites)
+    for node in nodes:
+        node["smallest-group"] = data.smallest_group
+    with console.status("Rehearsing two rounds"):
+        rehearsal = listing.rehearse(replace(run, data=data, sites=len(nodes)), nodes)
+    rows, needs = rehearsal.leaving(), rehearsal.needs()
+    console.print(text_table("What leaves a site", listing.COLUMNS, map(listing.cells, rows)))
+    say(listing.sizes(needs))
+    if out is not None:
+        out.write_text(listing.markdown(rows, needs), encoding="utf-8")
+        say_where("Table", out)
+
+
 @friendly_errors(extra="")
 def certificates(
     hosts: Annotated[list[str], typer.Argument(help="Host names and IP addresses of the server.")],
@@ -228,3 +277,28 @@ def check(
             raise ConfigError(f"{config}: sites: {unknown('registered name', name, online)}")
     states = [f"{n} ({online[n]})" if n in online else n for n in run.listed_sites]
     say(f"{config}: {run.label}, {run.num_server_rounds} rounds. {', '.join(states)}".rstrip())
+
+
+@friendly_errors(extra="")
+def fingerprints(
+    file: Annotated[
+        Path,
+        typer.Argument(help="File with the consortium's sites: a line <name> <public key> each."),
+    ],
+    own: Annotated[
+        Path | None,
+        typer.Option("--key", help="This site's private key; marks the site's own line."),
+    ] = None,
+) -> None:
+    """Check a consortium's file, and show each site's name and the fingerprint of its key.
+
+    Each site compares the fingerprints with the other sites, by telephone and not through the
+    server. `ssh-keygen -lf` shows the same for a site's .pub file.
+    """
+    from fairflower.config.secure import CONSORTIUM, SIGNING_KEY
+    from fairflower.secure.consortium import Consortium, fingerprint, read_sites
+
+    mine = Consortium.of({CONSORTIUM: file, SIGNING_KEY: own}) if own else None
+    for name, public in read_sites(file).items():
+        mark = "  (this site)" if mine and name == mine.name else ""
+        say(f"{fingerprint(public)}  {name}{mark}")

@@ -8,6 +8,10 @@ from fairflower.registry.measurements import MEASUREMENTS
 #: Run config key. In its node config, a site can set it to require secure aggregation.
 KEY = "secure-aggregation"
 
+#: Keys of a node config: the file with the names and public keys of the consortium's sites, and the
+#: site's private key; see `fairflower.secure.consortium`.
+CONSORTIUM, SIGNING_KEY = "consortium", "signing-key"
+
 #: Key of the client's weight in the config of a message that requests a masked model.
 WEIGHT_KEY = "secure.weight"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fairflower.arguments import Range
+from fairflower.config.secure import CONSORTIUM, SIGNING_KEY
 from fairflower.config.settings import checked, setting_specs
 from fairflower.config.text import Scalar, key_to_argument, read_tables, unknown
 from fairflower.errors import ConfigError, quoted
@@ -21,6 +22,7 @@ SHARES, TESTS_OTHERS = "share-own-model", "test-others-models"
 _FLAGS = ("secure-aggregation", "tests-only", SHARES, TESTS_OTHERS)
 #: Keys of a node config.
 NODE_KEYS = {"domain", "data-dir", "partition-id", "num-partitions", "smallest-group", *_FLAGS}
+NODE_KEYS |= {CONSORTIUM, SIGNING_KEY}
 
 _PATHS = ("root_certificates", "private_key", "policy", "audit_log")
 
@@ -32,6 +34,8 @@ def check_node_config(node: Mapping[str, Any], where: str = "--node-config") -> 
         wrong = unknown("key", min(strange), NODE_KEYS)
     elif flags := [key for key in _FLAGS if type(node.get(key, True)) is not bool]:
         wrong = f"{flags[0]}: expected true or false."
+    elif (CONSORTIUM in node) != (SIGNING_KEY in node):
+        wrong = f"{CONSORTIUM} and {SIGNING_KEY} must be set together."
     elif not (type(least := node.get("smallest-group", 1)) is int and least > 0):
         wrong = "smallest-group: expected a whole number above 0."
     if wrong:

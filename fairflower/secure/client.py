@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, 
 
 from fairflower.arrays import arrays_of, record_of
 from fairflower.config.run import is_setting
-from fairflower.config.secure import KEY, TRAINED
+from fairflower.config.secure import CONSORTIUM, KEY, TRAINED
 from fairflower.errors import logger
 from fairflower.flower_compat import (
     RECORD_KEY_CONFIGS,
@@ -32,7 +32,15 @@ from fairflower.flower_compat import (
     secaggplus_workflow,
 )
 from fairflower.paths import home
-from fairflower.secure.protocol import SMALLEST_SUM, aes_masks, constants_of
+from fairflower.secure.consortium import Consortium, NotSigned
+from fairflower.secure.protocol import (
+    MAX_SHARES,
+    SIGN_LIST,
+    SIGNED,
+    SMALLEST_SUM,
+    aes_masks,
+    constants_of,
+)
 from fairflower.secure.vectors import MaskingInstructions, encode
 from fairflower.seeds import derive_seed
 
@@ -89,9 +97,18 @@ def secure_mod(message: Message, context: Context, call_next: App) -> Message:
         if measures:
             claim_round(message, context, "measure")
             return answer(message, context)
-        check_request(message, context)
+        consortium = Consortium.of(context.node_config)
+        stage = records[RECORD_KEY_CONFIGS].get(Key.STAGE)
+        check_request(message, context, consortium)
+        if consortium and stage == SIGN_LIST:
+            return _signed_list(message, context, consortium)
         with aes_masks():
             reply: Message = secaggplus_mod(message, context, answer)
+        if consortium and stage == Stage.SETUP:
+            keys: Any = reply.content.config_records[RECORD_KEY_CONFIGS]
+            pair = [keys[Key.PUBLIC_KEY_1], keys[Key.PUBLIC_KEY_2]]
+            signed = consortium.sign_keys(_place(message, context), context.node_id, pair)
+            reply.content[SIGNED] = signed
         return reply
     except Exception as error:
         if error in failures:
@@ -120,7 +137,7 @@ def limit_tests(message: Message, context: Context, call_next: App) -> Message:
 def _refusal(reason: Exception) -> ValueError:
     """Log the reason, and return the exception with the text that the server reads."""
     logger.warning("This client did not answer the server: %s", str(reason) or repr(reason))
-    return ValueError(REFUSED)
+    return ValueError(f"{reason}. Nothing was sent" if isinstance(reason, NotSigned) else REFUSED)
 
 
 def _as_classic(request: Message, reply: Message) -> Message:
@@ -149,10 +166,11 @@ def _as_classic(request: Message, reply: Message) -> Message:
     return Message(RecordDict(classic), reply_to=request)
 
 
-def check_request(message: Message, context: Context) -> None:
+def check_request(message: Message, context: Context, consortium: Consortium | None = None) -> None:
     """Raise an exception unless a request of the masked exchange follows the protocol.
 
-    A request for a masked vector uses up the client's part of the round, even if training fails.
+    With a consortium, its sites must have signed keys and lists. A request for a masked vector
+    uses up the client's part of the round, even if training fails.
     """
     records, node = message.content.config_records, context.node_id
     asked: Any = records[RECORD_KEY_CONFIGS]
@@ -161,22 +179,49 @@ def check_request(message: Message, context: Context) -> None:
     _require(kind == MessageType.TRAIN, f"the message has type {kind!r}, expected 'train'")
     if stage == Stage.SETUP:  # it may begin at any time
         _check_constants(asked)
+        if consortium and asked[Key.SAMPLE_NUMBER] > MAX_SHARES:
+            raise NotSigned(f"a site with a consortium file sums up to {MAX_SHARES} sites")
         return
     before, stages = told.get("current_stage"), Stage.all()
-    _require((before, stage) in pairwise(stages), f"{stage!r} does not follow after {before!r}")
+    signs = consortium and (before, stage) == (Stage.COLLECT_MASKED_VECTORS, SIGN_LIST)
+    _require(
+        signs or (before, stage) in pairwise(stages), f"{stage!r} does not follow after {before!r}"
+    )
     if stage == Stage.SHARE_KEYS:
-        _check_keys(asked, told, node)
+        keys, signed = _check_keys(asked, told, node), records.get(SIGNED, ConfigRecord())
+        if consortium:
+            consortium.check_keys(_place(message, context), keys, signed, context)
     elif stage == Stage.COLLECT_MASKED_VECTORS:
         _check_nodes([*asked[Key.SOURCE_LIST], node], told["public_keys_dict:K"])
         most = MaskingInstructions.from_config(records["config"]).range
         _require(most == told["target_range"], f"the largest weight {most} is not the set-up's")
         claim_round(message, context, "train")
-    else:
+        if consortium:
+            model = message.content.array_records["arrays"]
+            consortium.note_request(model, records["config"], context)
+    elif stage == Stage.UNMASK:
         present = asked[Key.ACTIVE_NODE_ID_LIST]
         _check_nodes([*present, *asked[Key.DEAD_NODE_ID_LIST]], told["rd_seed_share_dict:K"])
         _require(node in present, "this node is named as absent")
         _require(len(present) >= told["threshold"], f"only {present} are present")
+        if consortium:
+            signed = records.get(SIGNED, ConfigRecord())
+            consortium.check_list(present, told["threshold"], signed, context)
     _mark(context, f"{told['pk1']!r} {stage}")
+
+
+def _signed_list(message: Message, context: Context, consortium: Consortium) -> Message:
+    """Return the reply to a request to sign the list of present nodes."""
+    asked: Any = message.content.config_records[RECORD_KEY_CONFIGS]
+    told: Any = context.state.config_records[RECORD_KEY_STATE]
+    signed = consortium.sign_list(asked[Key.ACTIVE_NODE_ID_LIST], told["threshold"], context)
+    return Message(RecordDict({RECORD_KEY_CONFIGS: signed}), reply_to=message)
+
+
+def _place(message: Message, context: Context) -> list[Any]:
+    """Return the Flower run and the round in which a site has measured last."""
+    kept: Any = context.state.config_records.get(_ROUNDS, ConfigRecord())
+    return [message.metadata.run_id, kept.get(_run_of(message, context) + "measure", 0)]
 
 
 def claim_round(message: Message, context: Context, task: str) -> None:
@@ -209,7 +254,8 @@ def must_mask(message: Message, context: Context) -> bool:
     sources = [message.content.config_records.get("config", {}), context.node_config]
     sources += [context.run_config] * is_supernode(context)
     kept = context.state.config_records.get(_ROUNDS, ConfigRecord())
-    return any(s.get(KEY) for s in sources) or _run_of(message, context) + "settings" in kept
+    asked = any(s.get(KEY) for s in sources) or CONSORTIUM in context.node_config
+    return asked or _run_of(message, context) + "settings" in kept
 
 
 def _run_of(message: Message, context: Context) -> str:
@@ -229,8 +275,11 @@ def _check_constants(asked: Any) -> None:
         _require(type(asked.get(key)) is type(value) and asked[key] == value, text)
 
 
-def _check_keys(asked: Any, told: Any, node: int) -> None:
-    """Raise ``ValueError`` unless there are different keys of as many nodes as there are shares."""
+def _check_keys(asked: Any, told: Any, node: int) -> dict[int, list[bytes]]:
+    """Return the nodes' keys if they are different, and of as many nodes as there are shares.
+
+    Raises ``ValueError`` otherwise.
+    """
     keys = {int(name): pair for name, pair in asked.items() if name != Key.STAGE}
     _require(len(keys) == len(asked) - 1 == told["share_num"], f"keys of {len(keys)} nodes")
     _require(node in keys, "this node's keys are missing")
@@ -239,6 +288,7 @@ def _check_keys(asked: Any, told: Any, node: int) -> None:
     # Points with the same x, a key and its negative, give the same shared secret.
     points = {read(key).public_numbers().x for pair in keys.values() for key in pair}
     _require(len(points) == 2 * len(keys), "a key belongs to two nodes")
+    return keys
 
 
 def _check_nodes(named: list[int], known: list[int]) -> None:

@@ -50,6 +50,10 @@ CURVE = "secp384r1"
 #: Largest number of clients among which a client's keys are shared, including this client.
 MAX_SHARES = 33
 
+#: Record with the sites' signatures, next to the protocol's, if they have a consortium file; and
+#: the additional stage, before the last, in which they sign the list of those that are present.
+SIGNED, SIGN_LIST = "fairflower.signed", "sign_list"
+
 
 class Halted(RoundFailed):
     """A round in which no sum could be computed; the message says why."""
@@ -144,6 +148,8 @@ class _Partner:
         self._send, self._contents, self._usable, self._name_of = send, contents, usable, name_of
         self.answered, self.task = len(contents), "answered"
         self.mean: Vector | None = None
+        #: Names and signatures of the sites' keys, by node; empty without a consortium.
+        self._signed: dict[int, ConfigRecord] = {}
         #: Exception of an exchange; all others come from Flower's handling of the replies.
         self.failure: Exception | None = None
 
@@ -176,12 +182,19 @@ class _Partner:
                 secret = message.content.config_records[RECORD_KEY_CONFIGS]
                 content = self._contents[message.metadata.dst_node_id]
                 message.content = RecordDict({**content, RECORD_KEY_CONFIGS: secret})
+        if self._signed and stage == Stage.SHARE_KEYS:
+            self._add_signatures(messages, self._signed)
+        elif self._signed and stage == Stage.UNMASK:
+            self._add_signatures(messages, self._signed_lists(messages))
         replies = self._send(messages)
         if trains:
             replies = self._usable(messages, replies)
             self.task = "sent a masked vector"
         else:
             replies, reasons = _readable(stage, messages, replies)
+            if stage == Stage.SETUP:
+                self._signed, unsigned = _signatures(replies)
+                reasons |= unsigned
             if stage != Stage.UNMASK and reasons:
                 raise LostClients(reasons)
             self.task = "helped to remove the masks"
@@ -190,6 +203,47 @@ class _Partner:
                 logger.warning("%s does not help to remove the masks: %s", name, reason)
         self.answered = len(replies)
         return replies
+
+    def _signed_lists(self, messages: Sequence[Message]) -> dict[int, ConfigRecord]:
+        """Ask the present sites to sign the list of themselves; return the signatures by node."""
+        present = sorted(message.metadata.dst_node_id for message in messages)
+        asked = ConfigRecord({Key.STAGE: SIGN_LIST, Key.ACTIVE_NODE_ID_LIST: present})
+        requests = [Message(RecordDict({RECORD_KEY_CONFIGS: asked}), k, "train") for k in present]
+        replies, reasons = _readable(SIGN_LIST, requests, self._send(requests))
+        for node, reason in reasons.items():
+            logger.warning("Node %d does not sign the list of present sites: %s", node, reason)
+        return {
+            reply.metadata.src_node_id: reply.content.config_records[RECORD_KEY_CONFIGS]
+            for reply in replies
+        }
+
+    def _add_signatures(
+        self, messages: Sequence[Message], signed: Mapping[int, ConfigRecord]
+    ) -> None:
+        """Add all sites' signatures to the messages."""
+        all_signed: dict[str, Any] = {
+            "nodes": list(signed),
+            "names": [self._signed[node]["name"] for node in signed],
+            "signatures": [record["signature"] for record in signed.values()],
+        }
+        for message in messages:
+            message.content = RecordDict({**message.content, SIGNED: ConfigRecord(all_signed)})
+
+
+def _signatures(replies: Sequence[Message]) -> tuple[dict[int, ConfigRecord], dict[int, str]]:
+    """Return the records with signed keys by node, and the reason for each node without one.
+
+    Without any signature no site has a consortium file, and no reasons are returned.
+    """
+    records = {
+        r.metadata.src_node_id: r.content.config_records.get(SIGNED, ConfigRecord())
+        for r in replies
+    }
+    expected = {"name": str, "signature": bytes}
+    signed = {k: r for k, r in records.items() if {n: type(v) for n, v in r.items()} == expected}
+    unsigned = (records.keys() - signed.keys()) if signed else set()
+    reason = "it does not sign its keys, as other sites require: its node config has no consortium"
+    return signed, dict.fromkeys(unsigned, reason)
 
 
 def masked_sizes(content: RecordDict) -> list[int]:
@@ -246,6 +300,10 @@ def _check_reply(stage: str, request: Message, reply: Message, keys: set[Any]) -
             if point.curve.name != CURVE or x in keys:
                 raise ValueError(f"{key} is of another curve, or occurs twice")
             keys.add(x)
+        return
+    if stage == SIGN_LIST:
+        if type(answer["signature"]) is not bytes:
+            raise ValueError("expected a signature")
         return
     if stage == Stage.SHARE_KEYS:  # the request has the keys of all neighbors, by node
         nodes, secrets = answer[Key.DESTINATION_LIST], answer[Key.CIPHERTEXT_LIST]

@@ -31,12 +31,8 @@ from rich.console import Console
 
 from fairflower.client_app import app
 from fairflower.config import DataConfig, RunConfig
-<<<<<<< HEAD
-from fairflower.config.text import Scalar, toml_value
-=======
 from fairflower.config.settings import EvaluateConfig
-from fairflower.config.text import Scalar
->>>>>>> h-n
+from fairflower.config.text import Scalar, toml_value
 from fairflower.deploy.credentials import make_certificates, make_key_pair
 from fairflower.deploy.local import (
     HOST,

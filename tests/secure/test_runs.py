@@ -22,6 +22,7 @@ from secure_federation import stage_of
 
 from fairflower.client_app import app as client_app
 from fairflower.config import RunConfig
+from fairflower.deploy.credentials import make_key_pair
 from fairflower.deploy.local import LocalDeployment
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, RoundFailed, RunInterrupted
@@ -221,6 +222,12 @@ def test_a_deployment_with_masks_equals_simulated_runs(tmp_path: Path) -> None:
         {"domain": domain, "data-dir": str(folder), "secure-aggregation": True}
         for domain, folder in folders.items()
     ]
+    # The sites also sign for each other.
+    lines = [f"{d} {make_key_pair(tmp_path / f'{d}.key').read_text()}" for d in domains]
+    (tmp_path / "sites").write_text("\n".join(lines))
+    for node in nodes:
+        node["consortium"] = str(tmp_path / "sites")
+        node["signing-key"] = str(tmp_path / f"{node['domain']}.key")
     settings = {
         **SECURE,
         "strategy.name": "qffl",
@@ -245,7 +252,8 @@ def test_a_deployment_with_masks_equals_simulated_runs(tmp_path: Path) -> None:
     for masked in (True, False):
         grid = InlineGrid(client_app, len(nodes))
         for context, node in zip(grid.contexts.values(), nodes, strict=True):
-            context.node_config = {**node, "secure-aggregation": masked}
+            own = {key: node[key] for key in ("domain", "data-dir")}
+            context.node_config = {**own, "secure-aggregation": masked}
         flat = {**settings, "secure-aggregation": masked, "output-dir": str(tmp_path / str(masked))}
         folder = Session(grid, RunConfig.from_flat(flat), Console(quiet=True)).run()
         for name, array in load_file(folder / "model.safetensors").items():

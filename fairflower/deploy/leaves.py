@@ -1,0 +1,311 @@
+"""What leaves a site in a run: found in a rehearsal, and said in the words of the registries.
+
+A rehearsal runs the same server and the same app in this process for two rounds of one epoch, with
+the run's other settings, and notes every message. Sizes are those of Flower's protobuf messages.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flwr.app import ArrayRecord, Message, RecordDict
+from rich.console import Console
+
+from fairflower.client_app import app, largest_data
+from fairflower.config import RunConfig
+from fairflower.config.text import Scalar
+from fairflower.engines.inline import InlineGrid
+from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage, recorddict_to_proto
+from fairflower.numerics.group_fairness import GROUP_COUNTS
+from fairflower.paths import client_states
+from fairflower.registry.measurements import MEASUREMENTS
+from fairflower.registry.user_metrics import FAILED_METRICS
+from fairflower.secure.client import MEASURE
+from fairflower.secure.protocol import SIGN_LIST, SIGNED
+from fairflower.server.session import Session
+from fairflower.training.client_state import OWN
+
+#: Type of a message, or the step of secure aggregation -> when a site answers it.
+WHEN = {
+    "query": "once, before the first round",
+    MEASURE: "each round, before training",
+    "train": "each round",
+    **dict.fromkeys((*Stage.all(), SIGN_LIST), "each round (secure aggregation)"),
+    "evaluate": "each test; the last one is after the run",
+}
+
+#: Steps of secure aggregation, records and numbers -> what they are. Exchanges and measurements
+#: have words of their own.
+WORDS = {
+    Stage.SETUP: "public keys of this round",
+    Stage.SHARE_KEYS: "shares of the keys, each encrypted for another site",
+    Stage.COLLECT_MASKED_VECTORS: "update of the model under masks",
+    SIGN_LIST: "signature of the keys, the model, the settings and the list of present sites",
+    Stage.UNMASK: "shares that remove the masks from the sum, and from no single update",
+    SIGNED: "name of the site and signature of its keys",
+    "fitres.num_examples": "the site's weight, which the server gave",
+    "fitres.status": "that the site could train",
+    "arrays": "trained model",
+    GROUP_COUNTS: "counts of test examples for each group of people",
+    FAILED_METRICS: "names of your own metrics that failed",
+    OWN: "this site's own model",
+    "site": "description of the site's data",
+    "federation": "description of the shared data",
+    "digest": "SHA-256 of the shared data and its description",
+    "partition-id": "number from the node config",
+    "num-partitions": "number from the node config",
+    "num-examples": "number of examples",
+    "client-id": "the client's number, which the server gave",
+    "train_loss": "mean loss during training",
+    "eval_loss": "mean loss on the test examples",
+    "state-round": "round in which the site's own state was written",
+}
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A record that leaves a site: a row of the table."""
+
+    when: str
+    #: The record's name in messages, and what it is, for each of its parts.
+    record: str
+    what: str
+    #: Bytes of the largest such record in the rehearsal.
+    size: int
+    recipient: str
+    kept: str
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a site needs for a run, in bytes, but for the activations of the network."""
+
+    #: What a site receives and sends in a round, tests included.
+    received: int
+    sent: int
+    #: State that the site's client keeps on disk during the run.
+    disk: int
+    #: Model in messages, and the examples in memory.
+    model: int
+    examples: int
+    #: This process before the rehearsal: Python with PyTorch.
+    process: int
+
+    @property
+    def memory(self) -> int:
+        """Memory of a site's process: Python with PyTorch, the examples, and six models.
+
+        These are the network, its gradient, the optimizer's momentum, the received and the sent
+        arrays, and the reply as bytes.
+        """
+        return self.process + self.examples + 6 * self.model
+
+
+class Sent(NamedTuple):
+    """A record of a message: its kind or stage, round, site, name, bytes, and keys of values."""
+
+    kind: str
+    server_round: int
+    site: int
+    name: str
+    size: int
+    keys: tuple[str, ...]
+
+
+@dataclass
+class Rehearsal:
+    """Records of the requests and replies of a rehearsal."""
+
+    config: RunConfig
+    requests: list[Sent] = field(default_factory=list)
+    replies: list[Sent] = field(default_factory=list)
+    disk: int = 0
+    process: int = 0
+    examples: int = 0
+
+    def leaving(self) -> list[Leaving]:
+        """Return what leaves a site, in the order in which it does."""
+        rows: dict[tuple[str, str], tuple[int, list[str]]] = {}
+        for sent in self.replies:
+            size, keys = rows.get((sent.kind, sent.name), (0, []))
+            new = [key for key in sent.keys if key not in keys]
+            rows[sent.kind, sent.name] = max(size, sent.size), keys + new
+        order = [*WHEN]
+        return [
+            Leaving(
+                WHEN[kind],
+                name,
+                self._what(kind, name, keys),
+                size,
+                self._recipient(kind, name),
+                self._kept(kind, name),
+            )
+            for (kind, name), (size, keys) in sorted(
+                rows.items(), key=lambda row: order.index(row[0][0])
+            )
+        ]
+
+    def needs(self) -> Needs:
+        """Return what a site needs: the largest site, in its second round."""
+        received, sent = (
+            max(
+                sum(r.size for r in records if (r.server_round, r.site) == (2, site))
+                for site in {record.site for record in self.replies}
+            )
+            for records in (self.requests, self.replies)
+        )
+        return Needs(
+            received=received,
+            sent=sent,
+            disk=self.disk,
+            model=max(record.size for record in self.requests if record.name == "arrays"),
+            examples=self.examples,
+            process=self.process,
+        )
+
+    def _what(self, kind: str, name: str, keys: Sequence[str]) -> str:
+        """Return what a record is, and what each of its values is."""
+        word = self._word(kind if name == RECORD_KEY_CONFIGS else name)
+        if name == "arrays" and self.config.privacy.on:
+            word += ", its update clipped (differential privacy)"
+        other = "score of a test, or a mean from which scores are made"
+        return word or "; ".join(f"{key}: {self._word(key) or other}" for key in keys)
+
+    def _word(self, name: str) -> str:
+        """Return what a record or a number is; "" for a score or a user's metric."""
+        if name in WORDS:
+            return WORDS[name]
+        if exchange := self._exchange(name):
+            return f"for {(exchange.__doc__ or name).splitlines()[0].rstrip('.')}"
+        if name in self.config.evaluate.metrics:
+            return "your own metric (evaluate.metrics)"
+        return MEASUREMENTS[name].description.replace("``", "") if name in MEASUREMENTS else ""
+
+    def _exchange(self, name: str) -> Any:
+        client = self.config.client
+        exchanges = client.factory.make_exchanges(client.args)
+        return next((exchange for exchange in exchanges if exchange.name == name), None)
+
+    def _recipient(self, kind: str, name: str) -> str:
+        if kind == Stage.SHARE_KEYS:
+            return "other sites; the server passes them on, and cannot read them"
+        if kind in (Stage.SETUP, SIGN_LIST):
+            return "the server and all sites"
+        if name == "arrays":
+            return "the server; all sites get the merged model"
+        passed_on = any(name == sent.name for sent in self.requests) and name != RECORD_KEY_CONFIGS
+        return "the server" + "; sites get what it makes or collects of it" * passed_on
+
+    def _kept(self, kind: str, name: str) -> str:
+        """Return where the server keeps a record; methods' states are in checkpoints."""
+        if kind in (*Stage.all(), SIGN_LIST) and name != "metrics":
+            return "memory, until the round ends"
+        if not (name in MEASUREMENTS or name == "arrays" or self._exchange(name)):
+            return "run folder, until it is deleted"
+        client, strategy = self.config.client, self.config.strategy.make()
+        methods = [strategy, *client.factory.make_exchanges(client.args)]
+        state = [name for method in methods for name in method.STATE]
+        parts = ["merged models"] * (name == "arrays")
+        parts += [f"what the methods make of it ({', '.join(state)})"] * bool(state)
+        kept = f"; in the run folder {' and '.join(parts)}" if parts else ""
+        return f"memory, until the round ends{kept}"
+
+
+class _RecordingGrid(InlineGrid):
+    """An inline grid that notes requests and replies."""
+
+    rehearsal: Rehearsal
+    server_round = 0
+
+    def _deliver(self, message: Message) -> Message:
+        node, content = message.metadata.dst_node_id, message.content
+        config: Any = content.get("config", {})
+        asked: Any = content.get(RECORD_KEY_CONFIGS, {})
+        kind = asked.get(Key.STAGE, message.metadata.message_type)  # Flower's mod removes it
+        self.server_round = config.get("server-round", self.server_round)
+        self.rehearsal.requests += records_of(content, kind, self.server_round, node)
+        reply = super()._deliver(message)
+        if reply.has_content():
+            self.rehearsal.replies += records_of(reply.content, kind, self.server_round, node)
+        return reply
+
+
+def rehearse(config: RunConfig, node_configs: Sequence[Mapping[str, Scalar]]) -> Rehearsal:
+    """Run two rounds in this process, and return the messages.
+
+    ``config`` is that of the run, and ``node_configs`` those of the sites. Raises the errors of
+    `Session.run`.
+    """
+    grid = _RecordingGrid(app, len(node_configs))
+    for context, node in zip(grid.contexts.values(), node_configs, strict=True):
+        context.node_config = dict(node)
+    with tempfile.TemporaryDirectory() as folder:
+        short = replace(
+            config,
+            num_server_rounds=2,
+            train=replace(config.train, local_epochs=1),
+            evaluate=replace(config.evaluate, every=1),
+            output_dir=folder,
+        )
+        grid.rehearsal = rehearsal = Rehearsal(config, process=peak_memory())
+
+        def measure_disk(server_round: int, _: Any) -> None:
+            assert session.folder is not None
+            kept = (client_states() / session.folder.run_id).rglob("*")
+            size = sum(path.stat().st_size for path in kept if path.is_file())
+            rehearsal.disk = -(-size // len(node_configs))
+
+        session = Session(grid, short, Console(quiet=True), on_round=measure_disk)
+        session.run()
+    rehearsal.examples = largest_data()
+    return rehearsal
+
+
+def records_of(content: RecordDict, kind: str, server_round: int, site: int) -> list[Sent]:
+    """Return a message's records that are not empty, with their sizes in bytes."""
+    records = []
+    for name, record in content.items():
+        size = recorddict_to_proto(RecordDict({name: record})).ByteSize()
+        keys = () if isinstance(record, ArrayRecord) else tuple(record)
+        if len(record):
+            records.append(Sent(kind, server_round, site, name, size, keys))
+    return records
+
+
+def peak_memory() -> int:
+    """Return the largest resident memory of this process in bytes; 0 on systems without /proc."""
+    with suppress(OSError):
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+    return 0
+
+
+def markdown(rows: Iterable[Leaving], needs: Needs) -> str:
+    """Return the table and the sizes as Markdown."""
+    table = "\n".join("| " + " | ".join(cells(row)) + " |" for row in rows)
+    return f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}\n{table}\n\n{sizes(needs)}\n"
+
+
+COLUMNS = ("when", "record", "what it is", "bytes", "who gets it", "kept at the server")
+
+
+def cells(row: Leaving) -> tuple[str, ...]:
+    """Return a row's texts."""
+    return row.when, row.record, row.what, f"{row.size:,}", row.recipient, row.kept
+
+
+def sizes(needs: Needs) -> str:
+    """Return what a site needs as sentences."""
+    return (
+        f"A round: {needs.received:,} bytes to a site and {needs.sent:,} bytes from it, tests "
+        f"included, without the overhead of the network. Disk at a site: {needs.disk:,} bytes of "
+        f"state. Memory of a site's process: {needs.memory / 1e6:,.0f} MB = "
+        f"{needs.process / 1e6:,.0f} MB (Python with PyTorch) + {needs.examples / 1e6:,.1f} MB "
+        f"(examples) + 6 x {needs.model / 1e6:,.1f} MB (model); the activations of a batch come on "
+        "top, and grow with train.batch-size."
+    )

@@ -1,0 +1,223 @@
+"""Sites that trust each other, but not the server: signed keys, and signed lists of present sites.
+
+The protocol's public keys pass through the server. A site whose node config names a file with the
+consortium's sites signs its keys of each set-up, and shares secrets only with sites whose keys are
+signed by sites of this file. Before it helps to remove masks, it signs what it has seen of the
+round: all keys, the model, the settings and the list of the sites that have sent a masked vector.
+It helps only if as many sites as the protocol's threshold have signed the same, itself included
+(Bonawitz et al. 2017, section 6, has this check for the list, doi 10.1145/3133956.3133982).
+Since the threshold is more than half of the sites, and a site signs once in a set-up, the server
+cannot tell different sites different things.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import ArrayRecord, ConfigRecord, Context
+
+from fairflower.config.run import is_setting
+from fairflower.config.secure import CONSORTIUM, SIGNING_KEY
+from fairflower.errors import ConfigError
+from fairflower.paths import read_text
+from fairflower.secure.protocol import SMALLEST_SUM
+
+#: Record of ``Context.state`` with what a site has seen and signed in this set-up.
+_STATE = "fairflower.consortium"
+
+#: First item of everything that is signed, so that no signature for another purpose fits.
+_PURPOSE = "fairflower secure aggregation 1"
+
+PublicKey = ec.EllipticCurvePublicKey
+
+
+class NotSigned(ValueError):
+    """A request that the consortium's sites have not signed; the server may read the text."""
+
+
+def read_sites(path: Path) -> dict[str, PublicKey]:
+    """Read the sites' public keys by name, from lines ``<name> ecdsa-sha2-nistp384 <key>``.
+
+    Empty lines and lines that begin with ``#`` are skipped. Raises ``ConfigError`` with the line's
+    number if a line is not of this form, or a name or key occurs twice; or if there are fewer than
+    three sites.
+    """
+    sites: dict[str, PublicKey] = {}
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        name, _, text = line.strip().partition(" ")
+        if not name or name.startswith("#"):
+            continue
+        key, where = read_key(text), f"{path}, line {number}"
+        if key is None:
+            raise ConfigError(
+                f"{where}: expected the site's name, a space, and the content of its .pub file, "
+                "as `fairflower deploy key` writes it (ecdsa-sha2-nistp384)."
+            )
+        if same := [n for n, other in sites.items() if n == name or key == other]:
+            raise ConfigError(f"{where}: {name!r} has the name or the key of {same[0]!r}.")
+        sites[name] = key
+    if len(sites) < SMALLEST_SUM:
+        raise ConfigError(f"{path}: {len(sites)} sites, expected at least {SMALLEST_SUM}.")
+    return sites
+
+
+def read_key(text: str) -> PublicKey | None:
+    """Read a public key in OpenSSH's format, on the curve P-384; None if it is no such key."""
+    try:
+        key = serialization.load_ssh_public_key(text.strip().encode())
+    except (ValueError, binascii.Error):
+        return None
+    p384 = isinstance(key, PublicKey) and isinstance(key.curve, ec.SECP384R1)
+    return key if p384 else None  # type: ignore[return-value]
+
+
+def fingerprint(key: PublicKey) -> str:
+    """Return a key's fingerprint, as ``ssh-keygen -l`` shows it."""
+    openssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    digest = hashlib.sha256(base64.b64decode(key.public_bytes(*openssh).split()[1])).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+@dataclass(frozen=True)
+class Consortium:
+    """The sites that a site trusts, and its own name and key."""
+
+    sites: Mapping[str, PublicKey]
+    name: str
+    key: ec.EllipticCurvePrivateKey
+
+    @classmethod
+    def of(cls, node: Mapping[str, Any]) -> Consortium | None:
+        """Read the files that a node config names; None if it names no consortium.
+
+        Raises ``ConfigError`` if one of them is missing or invalid, or the sites' file does not
+        have the public key of the site's own.
+        """
+        if CONSORTIUM not in node:
+            return None
+        sites, path = read_sites(Path(node[CONSORTIUM])), Path(str(node.get(SIGNING_KEY, "")))
+        try:
+            key: Any = serialization.load_ssh_private_key(path.read_bytes(), None)
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{SIGNING_KEY} = {str(path)!r}: no private key ({error})."
+            ) from error
+        own = [name for name, public in sites.items() if public == key.public_key()]
+        if not own:
+            raise ConfigError(
+                f"{node[CONSORTIUM]} does not have the public key of {SIGNING_KEY} = {str(path)!r}."
+            )
+        return cls(sites, own[0], key)
+
+    def sign_keys(self, place: list[Any], node: int, pair: list[bytes]) -> ConfigRecord:
+        """Return the record that goes with the site's keys of a set-up.
+
+        ``place`` is the Flower run's number and the round, and ``pair`` has the two keys.
+        """
+        signature = self._sign("keys", *place, node, self.name, *pair)
+        return ConfigRecord({"name": self.name, "signature": signature})
+
+    def check_keys(
+        self, place: list[Any], keys: Mapping[int, list[bytes]], signed: Any, context: Context
+    ) -> None:
+        """Raise `NotSigned` unless each node's keys are signed by another site of the consortium.
+
+        ``signed`` is the request's record with the sites' signatures.
+        """
+        names = dict(zip(signed.get("nodes", ()), signed.get("names", ()), strict=True))
+        proofs = dict(zip(signed.get("nodes", ()), signed.get("signatures", ()), strict=True))
+        for node, pair in keys.items():
+            name = names.get(node, "")
+            if name not in self.sites:
+                text = f"of a site {name!r}" if name else "without a signature"
+                raise NotSigned(
+                    f"site {self.name!r} got keys {text}, which its consortium file does not have"
+                )
+            if not self._valid(name, proofs[node], "keys", *place, node, name, *pair):
+                raise NotSigned(
+                    f"site {self.name!r} got keys of site {name!r} that this site has not signed "
+                    "for this round of this run"
+                )
+        if len({names[node] for node in keys}) < len(keys) or names[context.node_id] != self.name:
+            raise NotSigned(f"site {self.name!r} got keys of a site that is named twice")
+        directory = [[node, names[node], *keys[node]] for node in sorted(keys)]
+        context.state[_STATE] = ConfigRecord(
+            {
+                "seen": _digest("directory", *place, *directory),
+                "nodes": sorted(keys),
+                "names": [names[node] for node in sorted(keys)],
+            }
+        )
+
+    def note_request(self, model: ArrayRecord, config: Mapping[str, Any], context: Context) -> None:
+        """Add the model and the settings with which the site trains to what it has seen."""
+        arrays = [[name, a.dtype, *a.shape, _hash(a.data)] for name, a in model.items()]
+        settings = {k: v for k, v in config.items() if is_setting(k) or k == "server-round"}
+        state: Any = context.state[_STATE]
+        state["seen"] = _digest(state["seen"], *arrays, *sorted(settings.items()))
+
+    def sign_list(self, present: list[int], threshold: int, context: Context) -> ConfigRecord:
+        """Sign what the site has seen and which nodes are present, once in a set-up."""
+        state: Any = context.state[_STATE]
+        known = len({*present}) == len(present) and {*present} <= {*state["nodes"]}
+        if "present" in state or not known or context.node_id not in present:
+            raise NotSigned(f"site {self.name!r} does not sign a second list, or unknown sites")
+        if len(present) < threshold:
+            raise NotSigned(
+                f"site {self.name!r} does not sign a list of {len(present)} present sites; at "
+                f"least {threshold} must be"
+            )
+        state["present"] = sorted(present)
+        return ConfigRecord({"signature": self._sign("list", state["seen"], *sorted(present))})
+
+    def check_list(self, present: list[int], threshold: int, signed: Any, context: Context) -> None:
+        """Raise `NotSigned` unless ``threshold`` present sites have signed what this site has."""
+        state: Any = context.state[_STATE]
+        names = dict(zip(state["nodes"], state["names"], strict=True))
+        statement = "list", state["seen"], *sorted(present)
+        signers = {
+            names[node]
+            for node, proof in zip(
+                signed.get("nodes", ()), signed.get("signatures", ()), strict=True
+            )
+            if node in present and self._valid(names[node], proof, *statement)
+        }
+        if sorted(present) != state.get("present") or len(signers) < threshold:
+            raise NotSigned(
+                f"site {self.name!r} keeps the masks: {len(signers)} sites have signed the keys, "
+                f"the model, the settings and the list of present sites that it got, but "
+                f"{threshold} must"
+            )
+
+    def _sign(self, *statement: Any) -> bytes:
+        return self.key.sign(_encoded(*statement), ec.ECDSA(hashes.SHA384()))
+
+    def _valid(self, name: str, signature: bytes, *statement: Any) -> bool:
+        try:
+            self.sites[name].verify(signature, _encoded(*statement), ec.ECDSA(hashes.SHA384()))
+        except InvalidSignature:
+            return False
+        return True
+
+
+def _encoded(*statement: Any) -> bytes:
+    """Return an encoding that differs for different statements."""
+    return json.dumps([_PURPOSE, *statement], default=bytes.hex).encode()
+
+
+def _digest(*statement: Any) -> str:
+    return _hash(_encoded(*statement))
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

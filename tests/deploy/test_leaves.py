@@ -1,0 +1,176 @@
+"""`fairflower deploy leaves` lists what a run's clients really send."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+import runs
+import tiny_data_sets
+from apps import app_with_handlers
+from command import call
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.common.serde import recorddict_to_proto
+from rich.console import Console
+from secure_federation import stage_of
+
+from fairflower.client_app import app as client_app
+from fairflower.config import RunConfig
+from fairflower.deploy.leaves import WHEN, rehearse
+from fairflower.engines.inline import InlineGrid
+from fairflower.server.session import Session
+
+#: Settings of runs -> words that the list must have.
+RUNS: dict[str, tuple[dict[str, Any], str]] = {
+    "fedheal": ({"strategy.name": "fedheal"}, "trained model"),
+    "scaffold": ({"client.name": "scaffold"}, "SCAFFOLD's c"),
+    "fedgc": (
+        {"strategy.name": "fedgcr", "client.name": "fedgc", "model.name": "prompt-vit-tiny"},
+        "received_representation",
+    ),
+    "fedequilibria": ({"strategy.name": "fedequilibria"}, "diagonal of the empirical Fisher"),
+    "fedmix": ({"client.name": "fedmix"}, "Averages of batches of every client's images"),
+    "personal": ({"client.name": "fedbn:keep=server"}, "Each client's own arrays"),
+    "secure": (
+        {"secure-aggregation": True, "strategy.name": "qffl"},
+        "update of the model under masks",
+    ),
+    "privacy": (
+        {"privacy.noise-multiplier": 1.0, "privacy.clip": 0.1, "strategy.name": "uniform"},
+        "its update clipped (differential privacy)",
+    ),
+    "groups": (
+        {"data.name": "heart-disease", "data.groups": "sex", "model.name": "mlp"},
+        "counts of test examples for each group of people",
+    ),
+    "reference": ({"strategy.name": "alone"}, "the site's own state"),
+}
+SLOW = [pytest.param(name, marks=[pytest.mark.slow] * (name != "scaffold")) for name in RUNS]
+
+
+def sent_in(config: RunConfig, nodes: list[dict[str, Any]]) -> dict[Any, tuple[int, set[str]]]:
+    """Return the largest size, and the names of values, of each record that clients send."""
+    sent: dict[Any, tuple[int, set[str]]] = {}
+
+    def record(message: Message, context: Context) -> Message:
+        kind = stage_of(message) or message.metadata.message_type
+        kind = "train.measure" if kind == "measure" else kind
+        reply = client_app(message, context)
+        for name, values in reply.content.items():
+            size, keys = sent.get((kind, name), (0, set()))
+            wire = len(recorddict_to_proto(RecordDict({name: values})).SerializeToString())
+            new = set() if isinstance(values, ArrayRecord) else {*values}
+            if len(values):
+                sent[kind, name] = max(size, wire), keys | new
+        return reply
+
+    app = app_with_handlers(train=record, evaluate=record, query=record)
+    app.train("measure")(record)
+    grid = InlineGrid(app, len(nodes))
+    for context, node in zip(grid.contexts.values(), nodes, strict=True):
+        context.node_config = dict(node)
+    Session(grid, config, Console(quiet=True)).run()
+    return sent
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_the_list_is_what_clients_send_in_a_whole_run(name: str, tmp_path: Path) -> None:
+    settings, words = RUNS[name]
+    by = "server" if name == "privacy" else "clients"
+    options = {"evaluate.by": by, "train.local-epochs": 2, "num-server-rounds": 3, **settings}
+    config = runs.config(tmp_path, **options)
+    nodes = [{"partition-id": k, "num-partitions": 4, "smallest-group": 5} for k in range(4)]
+    check(config, nodes, words)
+
+
+@pytest.mark.slow
+def test_the_list_of_sites_with_their_own_folders(tmp_path: Path) -> None:
+    domains = ("plain", "inverted", "rotated")
+    folders = tiny_data_sets.digits_folders(tmp_path, domains, most=20)
+    nodes = [{"domain": domain, "data-dir": str(folder)} for domain, folder in folders.items()]
+    settings = {"data.name": "npz", "evaluate.by": "clients", "sites": 3, "seed": 1}
+    check(runs.config(tmp_path, **settings), nodes, "site: description of the site's data")
+
+
+def check(config: RunConfig, nodes: list[dict[str, Any]], words: str) -> None:
+    """Compare the list of a rehearsal with what is recorded in a whole run."""
+    rehearsal = rehearse(config, nodes)
+    rows = rehearsal.leaving()
+    sent = sent_in(config, nodes)
+    assert {(row.when, row.record, row.size) for row in rows} == {
+        (WHEN[kind], name, size) for (kind, name), (size, _) in sent.items()
+    }
+    for (kind, name), (_, keys) in sent.items():
+        listed = {k for r in rehearsal.replies if (r.kind, r.name) == (kind, name) for k in r.keys}
+        assert listed == keys
+    assert any(words in f"{row.record} {row.what}" for row in rows)
+    assert all(row.what and row.recipient and row.kept for row in rows)
+
+
+@pytest.mark.slow
+def test_the_command_writes_the_table_and_the_sizes(tmp_path: Path) -> None:
+    config, out = tmp_path / "run.toml", tmp_path / "leaves.md"
+    config.write_text("[data]\nexamples-per-client = 20\ntest-examples = 20\n")
+    shown = call(
+        "deploy", "leaves", str(config), "--out", str(out), "--set", "client.name=scaffold"
+    )
+    assert "What leaves a site" in shown
+    rows = [line.split(" | ") for line in out.read_text().splitlines() if line.startswith("| ")]
+    size = {
+        (when.strip("| "), name): int(size.replace(",", "")) for when, name, _, size, *_ in rows[2:]
+    }
+    received, sent = map(
+        number, re.findall(r"A round: ([\d,]+) bytes .* and ([\d,]+) bytes", shown)[0]
+    )
+    # A model in each direction, and a control variate; the model again to be tested.
+    model, control = size["each round", "arrays"], size["each round", "control"]
+    assert 0 <= received - (2 * model + control) < 12_000, "more than the config of two messages"
+    assert 0 <= sent - (model + control) < 300, "more than numbers"
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+#: A site that answers a message, in a process of its own; it prints how its memory grows.
+SITE = """
+import pickle, sys
+from fairflower.client_app import app
+from fairflower.deploy.leaves import peak_memory
+from fairflower.engines.inline import InlineGrid
+from flwr.app import Message
+grid = InlineGrid(app, 4)
+content = pickle.load(open(sys.argv[1], "rb"))
+before = peak_memory()
+reply = grid.send_and_receive([Message(content, 1000, "train")])[0]
+assert reply.has_content(), reply.error
+print(peak_memory() - before)
+"""
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_site_is_near_the_formula(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = []
+    deliver = InlineGrid._deliver
+
+    def keep(grid: InlineGrid, message: Message) -> Message:
+        if message.metadata.message_type == "train" and not requests:
+            requests.append(RecordDict({**message.content}))
+        return deliver(grid, message)
+
+    monkeypatch.setattr(InlineGrid, "_deliver", keep)
+    config = runs.config(tmp_path, **{"model.name": "mlp:hidden=2500", "evaluate.by": "clients"})
+    nodes: list[dict[str, Any]] = [{"partition-id": k, "num-partitions": 4} for k in range(4)]
+    needs = rehearse(config, nodes).needs()
+    (tmp_path / "request").write_bytes(pickle.dumps(requests[0]))
+    command = [sys.executable, "-c", SITE, tmp_path / "request"]
+    grown = int(processes.run(command, env=processes.environment(tmp_path)).splitlines()[-1])
+    assert needs.model > 25_000_000
+    assert 0.6 < (needs.memory - needs.process) / grown < 1.6
