@@ -50,7 +50,7 @@ LIARS = DOCS.parent / "experiments" / "liars.md"
 CLIENTS = 4
 
 #: Page or pages -> the most words that they may have together, as counted by ``wc -w``.
-WORDS = {"README.md": 900, "docs/results.md": 1200, "docs/*.md": 42_000}
+WORDS = {"README.md": 900, "docs/results.md": 1200, "docs/*.md": 44_000}
 
 
 class Net(nn.Sequential):
