@@ -25,6 +25,9 @@ from fairflower.secure.consortium import Consortium, read_sites
 from fairflower.secure.protocol import Halted
 from fairflower.strategies import Uniform
 
+# Sites mark their answers there, and the Flower runs of all tests have the same id.
+pytestmark = pytest.mark.usefixtures("own_home")
+
 #: Stories in which all five sites know each other.
 FIVE = {k: range(5) for k in range(5)}
 
@@ -210,7 +213,14 @@ def test_a_site_signs_one_list_in_a_set_up(folder: Path) -> None:
     server.sign_with(folder, named(5))
     step = {"stage": "sign_list", "active_nids": [FIRST_NODE + k for k in range(3)]}
     server.forge_lists = lambda _: server.ask(0, {RECORD_KEY_CONFIGS: ConfigRecord(step)})  # type: ignore[arg-type]
-    with pytest.raises(Refusal, match="does not sign a second list, or unknown sites"):
+    with pytest.raises(Refusal, match="this client did not answer the server"):
+        server.run()
+
+
+def test_a_site_signs_no_list_of_fewer_sites_than_the_threshold(folder: Path) -> None:
+    server = LyingServer(FIVE, {0: [1, 2, 3]})
+    server.sign_with(folder, named(5))
+    with pytest.raises(Refusal, match="does not sign a list of 2 present sites; at least 3 must"):
         server.run()
 
 
