@@ -128,7 +128,8 @@ class Federation:
     group_names: tuple[Name, ...] = ()
     #: What is learnt, a name with arguments; see `fairflower.tasks`.
     task: str = CLASSIFICATION
-    #: How rows of a table become features (`fairflower.tables.encoding`); empty if they are.
+    #: How rows of a table become features (`fairflower.tables.encoding`), or a site's sums for this
+    #: (`fairflower.tables.sites`); empty if rows are features.
     encoding: str = ""
 
     def __hash__(self) -> int:

@@ -29,12 +29,13 @@ from fairflower.config import DataConfig, RunConfig
 from fairflower.config.text import Scalar, toml_value
 from fairflower.data import Federation, prepare, with_absolute_dir
 from fairflower.data.cache import make_data_set
-from fairflower.data.sites import merge_sites, open_site
+from fairflower.data.sites import open_site
 from fairflower.deploy.credentials import make_certificates, make_key_pair, make_secret
 from fairflower.errors import ConfigError, DataError, TrialError
 from fairflower.numerics.threads import cpus
 from fairflower.participation.availability import check_availabilities
 from fairflower.server.checkpoint import with_absolute_paths
+from fairflower.tables.sites import merge_sites
 
 HOST = "127.0.0.1"
 

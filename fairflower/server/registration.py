@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 
 from fairflower.data import Federation
 from fairflower.data.federation import ClientInfo
-from fairflower.data.sites import fits, merge_sites, site_client_info
+from fairflower.data.sites import fits, site_client_info
 from fairflower.engines.inline import send_and_receive
 from fairflower.errors import (
     ConfigError,
@@ -29,6 +29,7 @@ from fairflower.errors import (
     logger,
     shorten_error,
 )
+from fairflower.tables.sites import SiteTable, merge_sites
 
 #: Placeholder for the data folder of a federation whose clients have the data.
 _ELSEWHERE = Path("at-the-clients")
@@ -169,6 +170,8 @@ def _parse_reply(reply: Message) -> NodeInfo:
         raise ValueError(
             "a site must have a single client and a single domain, but the node describes several"
         )
+    if site and site.encoding:
+        SiteTable.from_json(site.encoding)  # raises ValueError
     # A node with an earlier version has no digest, but describes the data set itself.
     digest = str(fields.get("digest", fields.get("federation", "")))
     if number == 0 and digest and not federation:

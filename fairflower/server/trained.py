@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from fairflower.registry import CLASSIFICATION
 from fairflower.server import checkpoint
 from fairflower.server.contents import BEST, MODEL, check_same_file, read_config, read_facts
 from fairflower.server.evaluation import CentralizedEvaluator
+from fairflower.tables.encoding import Encoding
+from fairflower.tables.sites import encoded_by
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class TrainedModel:
         if sites:
             federation = self._at_sites(federation)
         self._check(self.facts, federation, "task", "classes")
+        if self.encoding and federation.encoding:
+            federation = self._encoded(federation, config, sites)
         scale = self._scale(config)
         own = any(getattr(federation, name) != value for name, value in scale.items()) and not sites
         if config.evaluate.by != "server" and (own or self.path.suffix in _PROGRAMS):
@@ -98,6 +103,22 @@ class TrainedModel:
                 clients.append(replace(client, class_counts=spread))
             known |= {"classes": classes, "num_classes": len(names), "clients": tuple(clients)}
         return replace(federation, **known)
+
+    @cached_property
+    def encoding(self) -> str:
+        """How the model's rows of a table become features; empty if it is not of a table."""
+        known = self.facts.get("encoding")
+        return Encoding.from_json(json.dumps(known)).to_json() if known else ""
+
+    def _encoded(self, federation: Federation, config: RunConfig, sites: bool) -> Federation:
+        """Return a federation of tables with the model's encoding and the scale of its targets."""
+        if not sites and config.evaluate.by != "server" and federation.encoding != self.encoding:
+            raise ConfigError(
+                f"{self._start}: clients would encode these rows differently from those of its "
+                "training. Set evaluate.by = 'server'."
+            )
+        federation = replace(federation, task=str(self.facts.get("task", federation.task)))
+        return encoded_by(Encoding.from_json(self.encoding), federation)
 
     def _scale(self, config: RunConfig) -> dict[str, Any]:
         """Return mean and std of the training data; empty if they are those of ``config``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -23,12 +23,14 @@ from fairflower.data.folders import OwnFiles
 from fairflower.errors import ConfigError, DataError
 from fairflower.registry import CLASSIFICATION
 from fairflower.tables.encoding import (
+    ColumnSums,
     Encoding,
     Sums,
     declared,
     differences,
     encoded,
     merged,
+    scaled_task,
     summed,
     unknown_levels,
 )
@@ -41,6 +43,7 @@ from fairflower.tables.schema import (
     parse,
     whole_numbers,
 )
+from fairflower.tables.sites import SiteTable
 from fairflower.tables.warnings import leaks, shared_rows, single_class
 from fairflower.tasks import Targets, task_of
 
@@ -85,6 +88,7 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         super().__init__(config)
         #: Sums of each client domain's training rows, after `learn_encoding`.
         self.sums: dict[str, Sums] = {}
+        self._site: SiteTable | None = None
         self._encoding: Encoding | None = None
         self._raw: dict[str, Raw] = {}
 
@@ -273,8 +277,8 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The encoding as text."""
-        return self._learnt.to_json()
+        """The encoding as text or, of a site without one of all sites, its sums."""
+        return self._site.to_json() if self._site else self._learnt.to_json()
 
     @property
     def feature_names(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -297,15 +301,27 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         places: Ints = in_order[self.places(domain, "train", rows)]
         return places
 
-    def learn_encoding(self, rows: Mapping[str, Ints]) -> None:
+    def _parse(self, columns: Iterable[Column]) -> None:
+        """Read the cells of these columns, as far as a domain has them."""
+        for domain in self.domains:
+            frame, decimal = self._open(domain).frame, self.files.schema.format.decimal
+            own = [column for column in columns if column.name in frame]
+            self._raw[domain] = parse(self.source(domain), frame, own, decimal)
+
+    def use_encoding(self, encoding: str) -> None:
+        self._encoding = Encoding.from_json(encoding)
+        named = {"as all sites": [column.name for column in self._encoding.columns]}
+        for domain in self.domains:
+            check_has(self.source(domain), self._open(domain).frame, named)
+        self._parse(self._encoding.columns)
+
+    def learn_encoding(self, rows: Mapping[str, Ints], site: bool = False) -> None:
         frames = {domain: self._open(domain).frame for domain in self.domains}
         places = {domain: self._trained(domain, own) for domain, own in rows.items()}
         trained = {domain: frames[domain].iloc[at] for domain, at in places.items()}
-        columns = self.files.columns(trained, self.target_names)
-        for domain, frame in frames.items():
-            own = [column for column in columns if column.name in frame]
-            decimal = self.files.schema.format.decimal
-            self._raw[domain] = parse(self.source(domain), frame, own, decimal)
+        listed = self.files.columns(trained, self.target_names, site)
+        columns = [column for column in listed if column.kind not in ("ignored", "")]
+        self._parse(columns)
         raws = {domain: self._raw[domain].rows(at) for domain, at in places.items()}
         named = {column.name: column for column in columns}
         self.sums = {d: summed([named[name] for name in r.names], r) for d, r in raws.items()}
@@ -325,9 +341,15 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         found += single_class(targets)
         for text in found:
             logger.warning(text)
-        spec, names = TaskSpec.read(self.task), self.target_names
-        if spec.name == "regression" and len(names) == 1 and self.files.schema.sums:
-            self.task = scaled_task(self.task, {d: own[names[0]] for d, own in targets.items()})
+        if site:
+            (domain,) = rows
+            unread = {c.name: c for c in listed if c not in columns}
+            lacking = {n: len(rows[domain]) if c.kind == "" else 0 for n, c in unread.items()}
+            sums = {n: ColumnSums(c, missing=lacking[n]) for n, c in unread.items()}
+            text = "" if self.files.schema.sums else self._encoding.to_json()
+            self._site = SiteTable({**self.sums[domain], **sums}, targets[domain], text)
+        elif self.files.schema.sums:
+            self.task = scaled_task(self.task, targets)
 
     def _predicted(self, frame: pd.DataFrame) -> Any:
         """Return the targets of rows: names of classes, or numbers."""
@@ -355,17 +377,3 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
             text = "%s: %s: %d %s rows have a level that few or no training rows have."
             logger.info(text, where, name, count, split)
         return encoded(encoding, raw)
-
-
-def scaled_task(task: str, sums: Sums) -> str:
-    """Return a regression with center, scale and unit of its target, unless they are set.
-
-    ``sums`` are the target's at each place.
-    """
-    (whole,) = merged({place: {"": own} for place, own in sums.items()}).columns
-    spec = TaskSpec.read(task)
-    learnt = {"center": f"{whole.mean:.6g}", "scale": f"{whole.std:.6g}", "unit": whole.unit}
-    if spec.args.get("loss") == "poisson":
-        learnt = {"scale": f"{whole.mean:.6g}", "unit": whole.unit}
-    named = [f"{key}={value}" for key, value in learnt.items() if value and key not in spec.args]
-    return ":".join([task, *named])
