@@ -34,7 +34,6 @@ from fairflower.models import Model, frozen_digest
 from fairflower.registry.measurements import MEASUREMENTS, load_measurement
 from fairflower.registry.user_metrics import FAILED_METRICS, load_function
 from fairflower.secure.client import limit_tests, secure_mod
-from fairflower.tables.sites import SiteTable, check_own
 from fairflower.training.app import make_client_app
 from fairflower.training.batches import ClientData
 from fairflower.training.build import build_model, build_trainer
@@ -44,7 +43,10 @@ from fairflower.training.trainer import Trainer
 
 #: Keys of a node config.
 NODE_KEYS = {"domain", "data-dir", "partition-id", "num-partitions"}
-NODE_KEYS |= {"secure-aggregation", "smallest-group"}
+NODE_KEYS |= {"secure-aggregation", "smallest-group", "row-digests"}
+
+#: Fewest characters of the key of ``row-digests``, which nobody may guess.
+KEY_LENGTH = 16
 
 
 def guarded(
@@ -82,6 +84,8 @@ def _check_node_config(node: Mapping[str, Any]) -> None:
         raise ConfigError("--node-config: secure-aggregation: expected true or false.")
     if not (type(least := node.get("smallest-group", 1)) is int and least > 0):
         raise ConfigError("--node-config: smallest-group: expected a whole number above 0.")
+    if len(str(node.get("row-digests", "x" * KEY_LENGTH))) < KEY_LENGTH:
+        raise ConfigError(f"--node-config: row-digests: expected {KEY_LENGTH} characters or more.")
 
 
 def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
@@ -140,7 +144,14 @@ def query(message: Message, context: Context) -> Message:
     node = context.node_config
     answer = ConfigRecord()
     if config and "domain" in node:
-        answer["site"] = _described_site(context, _settings(config)).to_json()
+        run = _settings(config)
+        answer["site"] = _described_site(context, run).to_json()
+        if run.statistics and "row-digests" in node:
+            from fairflower.tables.digests import row_digests
+
+            place = _data_config(context, run), str(node["domain"])
+            about, answer["rows"] = row_digests(*place, str(node["row-digests"]))
+            answer["rows-of"] = about
     elif config:
         text, answer["digest"] = _described(_shared_data(context, _settings(config)))
         if _partition_id(context) == 0:  # the others' would be the same, and as long as all clients
@@ -174,6 +185,8 @@ def _place(
     client_id = int(config["client-id"])
     federation = _federation(str(config["federation"]), site.task)
     if site.encoding:
+        from fairflower.tables.sites import check_own  # pandas, which other data do not need
+
         check_own(federation.encoding, site)
         site = open_site(*place, federation.encoding)
     return client_id, federation, _data(federation, client_id, site)
@@ -185,6 +198,8 @@ def _described_site(context: Context, run: RunConfig) -> Federation:
     site = open_site(config, str(node["domain"]))
     if not site.encoding:
         return site
+    from fairflower.tables.sites import SiteTable
+
     table = SiteTable.from_json(site.encoding).to_send(config.smallest_group)
     if table.sums and (run.secure_aggregation or node.get("secure-aggregation")):
         raise ConfigError(

@@ -84,6 +84,11 @@ class RunConfig:
         "Minimum number of sites in the first round. 0 means that the run starts with the "
         "sites that are connected.",
     ] = 0
+    statistics: Annotated[
+        bool,
+        "Whether the run ends when all sites have described their data, which `fairflower data "
+        "statistics FOLDER` shows.",
+    ] = False
     secure_aggregation: Annotated[
         bool,
         "Whether clients mask their models, so that the server learns only a weighted sum "

@@ -86,19 +86,19 @@ def prepare(
     ``config`` is the ``data`` table of a run config; every key except ``augment`` affects the
     prepared files. The data of a single ``site`` have no fingerprint and may lack classes, about
     which a warning is logged otherwise. ``least`` is the smallest number of examples that must
-    share the name of a class or group of people. A table's rows are encoded by ``encoding``, which
-    is otherwise learnt from them.
+    share the name of a class or group of people. An ``encoding`` of tables is not learnt again.
 
     Raises ``DataError`` if the data are missing, malformed or too few for the clients, and
     ``ConfigError`` if no data set has this name.
     """
     data_set = make_data_set(config)
+    data_set.given = encoding
     with DataSpec.read(config.name).naming_failures():
-        digest = _hash(data_set, site, least, encoding)
+        digest = _hash(data_set, site, least)
         folder = home() / "cache" / "data" / f"{file_name(config.name)}-{digest}"
         if not (folder / META).is_file():
             logger.info("Preparing %s in %s", config.name, folder)
-            _build(data_set, folder, site, least, encoding)
+            _build(data_set, folder, site, least)
             release_memory()
     return _open(folder, config.augment)
 
@@ -161,14 +161,14 @@ def make_data_set(config: DataConfig) -> DataSet:
     return data_set
 
 
-def _hash(data_set: DataSet, site: bool, least: int, encoding: str) -> str:
+def _hash(data_set: DataSet, site: bool, least: int) -> str:
     settings = {**vars(data_set.config), "domains": data_set.domains, "site": site}
     # Not part of the content, or covered by the fingerprint or by `least`.
     unset = [key for key in ("patient", *OF_TABLES) if not settings[key]]
     for key in ("augment", "dir", "smallest_group", *unset):
         del settings[key]
     settings |= {"least": least} if least > 1 else {}
-    settings |= {"encoding": encoding} if encoding else {}
+    settings |= {"encoding": data_set.given} if data_set.given else {}
     settings |= {"task": data_set.task} if data_set.task != CLASSIFICATION else {}
     content = [_VERSION, settings, data_set.fingerprint()]
     if not type(data_set).__module__.startswith("fairflower."):  # others change with `_VERSION`
@@ -176,10 +176,10 @@ def _hash(data_set: DataSet, site: bool, least: int, encoding: str) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _build(data_set: DataSet, folder: Path, site: bool, least: int, encoding: str) -> None:
+def _build(data_set: DataSet, folder: Path, site: bool, least: int) -> None:
     if least > 1:
         check_smallest(data_set, least)
-    federation, groups = _divide(data_set, folder, site, encoding)
+    federation, groups = _divide(data_set, folder, site)
     if site and least > 1:
         check_used(data_set, groups[0], least)
     try:
@@ -210,9 +210,7 @@ def _write(path: Path, parts: list[Any]) -> None:
             file.write(np.ascontiguousarray(part).data)
 
 
-def _divide(
-    data_set: DataSet, folder: Path, site: bool, encoding: str
-) -> tuple[Federation, list[Arrays]]:
+def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, list[Arrays]]:
     """Return the federation, and arrays: of each group, of the held-out domain, and of `_ends`."""
     config = data_set.config
     labels, groups, rows = divided_rows(data_set)
@@ -226,10 +224,7 @@ def _divide(
         )
     unseen_rows = test_rows(config, unseen, labels["test"])
     divided = {**rows, "test": rows["test"] | unseen_rows}
-    if encoding:
-        data_set.use_encoding(encoding)
-    else:
-        data_set.learn_encoding(_trained(groups, rows["train"]), site)
+    data_set.learn_encoding(_trained(groups, rows["train"]), site)
     examples = {s: _examples(data_set, [*groups, *unseen], divided[s], SPLITS[s]) for s in divided}
     shape = _shape(data_set, examples)
     task = task_of(data_set.task)  # of a table, `learn_encoding` has learnt the scale

@@ -90,9 +90,9 @@ class DataSet(ABC):
     auc: ClassVar[bool] = False
     #: Sensitive attribute (a possible value of ``data.groups``) -> names of its groups of people.
     attributes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    #: How rows of a table become features, as text (`learn_encoding`), or at a site the sums from
-    #: which this is learnt; empty if rows are features.
-    encoding = ""
+    #: How rows of a table become features, as text (`learn_encoding`), or at a site its sums for
+    #: this; empty if they are features. ``given`` is that of all sites, which a site has to use.
+    encoding = given = ""
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
@@ -180,15 +180,12 @@ class DataSet(ABC):
     def source(self, domain: str) -> str:
         """Describe the source of a domain's examples."""
 
-    def learn_encoding(self, rows: Mapping[str, Ints], site: bool = False) -> None:  # noqa: B027
+    def learn_encoding(self, rows: Mapping[str, Ints], site: bool) -> None:  # noqa: B027
         """Learn from these training rows of each domain how examples are encoded.
 
-        It is called before `examples`, with the rows on which clients train. If they are those of a
-        ``site``, `encoding` has its sums then. By default, nothing is learnt.
+        It is called before `examples`, with the rows on which clients train; those of a ``site``
+        have sums as `encoding`. By default, nothing is learnt.
         """
-
-    def use_encoding(self, encoding: str) -> None:  # noqa: B027
-        """Encode examples so, instead of learning how; called before `examples`."""
 
     def units(self, domain: str, split: str) -> Sequence[str]:
         """Return for each example of a split the value of ``data.redraw``, such as the patient."""

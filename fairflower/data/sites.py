@@ -25,9 +25,8 @@ def open_site(config: DataConfig, domain: str, encoding: str = "") -> Federation
     ``config`` is the run's ``data`` table, with the site's ``dir``. The site trains on all its
     training examples unless ``fraction`` or ``examples_per_client`` is set, whatever the data set's
     default is. Settings that divide a data set among clients are ignored. ``domain`` is a name for
-    the site's data; if the folder has several domains, the name of one of these. ``encoding`` is
-    how all sites encode the rows of tables; without it, the federation has the site's sums instead
-    (`fairflower.tables.sites`).
+    the site's data; if the folder has several domains, the name of one of these. Rows of tables are
+    encoded by ``encoding``; without it, the federation's has the site's sums.
 
     Raises ``DataError`` if the data cannot be used, if fewer than ``smallest_group`` examples share
     the name of a class or group, or if the run excludes this domain.
@@ -183,19 +182,14 @@ def site_client_info(client_id: int, site: Federation, merged: Federation) -> Cl
 
 def fits(site: Federation, merged: Federation) -> bool:
     """Return whether a site can train the model of the merged federation on its examples."""
-    return _size(site) == _size(merged) and (
-        site.shape[0] <= merged.shape[0] or bool(site.encoding)
-    )
+    channels = site.shape[0] if site.kind == "images" else 0
+    return _size(site) == _size(merged) and channels <= merged.shape[0]
 
 
 def _size(site: Federation) -> tuple[str | int, ...]:
-    """Return the kind and size that must be the same at all sites.
-
-    Image channels may differ, and so may the columns of tables.
-    """
-    if site.encoding:
-        return ("tables",)
-    return site.kind, *(site.shape[1:] if site.kind == "images" else site.shape)
+    """Return what must be the same at all sites; channels and columns of tables may differ."""
+    differs = site.kind == "images" or site.encoding
+    return site.kind, *(site.shape[1:] if differs else site.shape)
 
 
 def _numbers(site: Federation, merged: Federation) -> Ints:

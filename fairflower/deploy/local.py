@@ -35,6 +35,7 @@ from fairflower.errors import ConfigError, DataError, TrialError
 from fairflower.numerics.threads import cpus
 from fairflower.participation.availability import check_availabilities
 from fairflower.server.checkpoint import with_absolute_paths
+from fairflower.server.contents import STATISTICS
 from fairflower.tables.sites import merge_sites
 
 HOST = "127.0.0.1"
@@ -387,7 +388,7 @@ class LocalDeployment:
             raise TrialError(f"The run is {row['status']}. {row.get('status-details', '')}")
         if config.resume:
             return Path(config.resume)
-        (facts,) = place.glob("*/run.json")
+        (facts,) = place.glob(f"*/{STATISTICS if config.statistics else 'run.json'}")
         return facts.parent
 
     def _follow(self, run_id: str) -> dict[str, Any]:

@@ -53,6 +53,8 @@ class NodeInfo(NamedTuple):
     site: Federation | None  # a site's data, as a federation of a single client
     federation: Federation | None  # the data set of which the node has a share; only of client 0
     digest: str  # of this data set, without paths; empty if the node was not asked
+    #: Digests of a site's rows, after one of their key and columns (`fairflower.tables.digests`).
+    rows: tuple[str, frozenset[str]] = ("", frozenset())
 
 
 #: Descriptions by node id.
@@ -176,7 +178,11 @@ def _parse_reply(reply: Message) -> NodeInfo:
     digest = str(fields.get("digest", fields.get("federation", "")))
     if number == 0 and digest and not federation:
         raise ValueError("it does not describe its data")
-    return NodeInfo(number, size, site, federation, digest)
+    rows = fields.get("rows")
+    digests = frozenset(map(str, rows)) if isinstance(rows, list) else frozenset()
+    return NodeInfo(
+        number, size, site, federation, digest, (str(fields.get("rows-of", "")), digests)
+    )
 
 
 def _read_federation(text: str, folder: Path, name: str) -> Federation:

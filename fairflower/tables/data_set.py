@@ -308,7 +308,8 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
             own = [column for column in columns if column.name in frame]
             self._raw[domain] = parse(self.source(domain), frame, own, decimal)
 
-    def use_encoding(self, encoding: str) -> None:
+    def _use(self, encoding: str) -> None:
+        """Encode rows as all sites do."""
         self._encoding = Encoding.from_json(encoding)
         named = {"as all sites": [column.name for column in self._encoding.columns]}
         for domain in self.domains:
@@ -316,6 +317,9 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         self._parse(self._encoding.columns)
 
     def learn_encoding(self, rows: Mapping[str, Ints], site: bool = False) -> None:
+        if self.given:
+            self._use(self.given)
+            return
         frames = {domain: self._open(domain).frame for domain in self.domains}
         places = {domain: self._trained(domain, own) for domain, own in rows.items()}
         trained = {domain: frames[domain].iloc[at] for domain, at in places.items()}

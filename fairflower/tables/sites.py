@@ -75,14 +75,17 @@ def _without_few(own: ColumnSums, least: int) -> ColumnSums:
     return replace(own, counts={name: n for name, n in own.counts.items() if n >= least})
 
 
+def places_of(sites: Sequence[Federation]) -> list[str]:
+    """Return the domain of each site, with the site's number where several share it."""
+    domains = [site.domains[0] for site in sites]
+    count = Counter(domains)
+    return [f"{d} (site {k})" if count[d] > 1 else d for k, d in enumerate(domains)]
+
+
 def tables_of(sites: Sequence[Federation]) -> dict[str, SiteTable]:
-    """Return the tables of sites by domain, numbered where sites share a domain."""
-    count = Counter(site.domains[0] for site in sites)
-    names = [
-        site.domains[0] + f" (site {k})" * (count[site.domains[0]] > 1)
-        for k, site in enumerate(sites)
-    ]
-    return {n: SiteTable.from_json(s.encoding) for n, s in zip(names, sites, strict=True)}
+    """Return the sites' tables by place."""
+    tables = [SiteTable.from_json(site.encoding) for site in sites]
+    return dict(zip(places_of(sites), tables, strict=True))
 
 
 def said_of(tables: Mapping[str, SiteTable]) -> list[str]:
