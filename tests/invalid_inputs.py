@@ -334,7 +334,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('{no-y}', 'no-y/a.npz: y_test: found only x_train, y_train, x_test; expected x_train, x_test (uint8 images [N, H, W] or [N, H, W, 3]) and y_train, y_test'),
             ('{floats}', 'floats/a.npz: x_train: found float64 [8, 4, 4]; expected uint8 images [N, H, W] or [N, H, W, 3].'),
             ('{deep-pixels}', 'deep-pixels/a.npz: x_train: found uint16 [8, 4, 4]; expected uint8 images [N, H, W] or [N, H, W, 3].'),
-            ('{flat}', 'flat/a.npz: x_test: found uint8 [8, 16]; expected uint8 images [N, H, W] or [N, H, W, 3]. For a table of numbers write a FeatureSet: docs/your-own-parts.md, Other data than images.'),
+            ('{flat}', 'flat/a.npz: x_test: found uint8 [8, 16]; expected uint8 images [N, H, W] or [N, H, W, 3]. For a table of numbers set data.name = \'table\': docs/data.md, Your own tables.'),
             ('{channels-first}', 'channels-first/a.npz: x_train: found uint8 [8, 3, 4, 4]; expected uint8 images [N, H, W] or [N, H, W, 3].'),
             ('{four-channels}', 'four-channels/a.npz: x_train: found uint8 [8, 4, 4, 4]; expected uint8 images [N, H, W] or [N, H, W, 3].'),
             ('{fewer-labels}', 'fewer-labels/a.npz: x_train: found 8 images; expected 5, the number of labels in y_train.'),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import importlib
 import inspect
@@ -409,6 +410,30 @@ def test_the_documented_tables_can_be_read_and_trained_on(
     data = programs("patients.py")["Patients"](DataConfig(dir=str(tmp_path)))
     assert data.features("west", "test", np.array([1, 2])).tolist() == [[45, 125], [50, 130]]
     check_data(programs("patients.py")["Patients"], DataConfig(dir=str(tmp_path)))
+
+
+@pytest.mark.slow
+def test_the_documented_tables_of_hospitals_go_from_the_folder_to_a_prediction(
+    programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's commands, with fewer methods, federations and rounds."""
+    monkeypatch.chdir(tmp_path)
+    programs("hospitals.py")
+    page = (DOCS / "data.md").read_text().partition("## Your own tables")[2].partition("\n## ")[0]
+    commands = re.findall(r"^    fairflower ((?:.*\\\n)*.*)", page, re.MULTILINE)
+    shown, compared, proposed, predicted = (text.replace("\\\n", " ").split() for text in commands)
+    assert "bmi: missing" in call(*shown)
+    quick = {"fedavg,qffl": "fedavg", "alone,pooled": "alone", "0-4": "0", "10": "1", "2": "1"}
+    call(*(quick.get(word, word) for word in compared), "-s", "engine=inline")
+    Path(proposed[-1]).write_text(call(*proposed[:-2]))
+    assert 'kind = "target"' in Path(proposed[-1]).read_text()
+    assert "bmi: missing" in call(*shown)  # with the schema
+    Path("new.csv").write_text("sex,age,smoking,bmi\nM,71,never,\n")
+    call(*predicted)
+    (row,) = csv.DictReader(Path("predicted.csv").read_text().splitlines())
+    names = programs("predict_one.py")
+    found = names["network"].from_row({"sex": "M", "smoking": "never", "age": 71, "bmi": None})
+    assert float(row["probability of yes"]) == found["probability of yes"]
 
 
 def test_the_documented_partitioner_gives_each_client_two_classes(programs: Any) -> None:

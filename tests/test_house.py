@@ -15,7 +15,7 @@ PACKAGE = ROOT / "fairflower"
 #: more raises the number here, for all to see.
 BUDGETS = {
     "aggregation": 2690,
-    "api": 1080,
+    "api": 1050,
     "classic": 610,
     "cli": 1560,
     "clients": 1980,
@@ -32,10 +32,10 @@ BUDGETS = {
     "registry": 840,
     "report": 6390,
     "secure": 1180,
-    "server": 4460,
+    "server": 4470,
     "statistics": 410,
     "strategies": 4210,
-    "tables": 1760,
+    "tables": 1790,
     "tasks": 940,
     "testing": 1240,
     "trackers": 260,

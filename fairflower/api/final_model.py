@@ -16,7 +16,6 @@ from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.config import RunConfig
 from fairflower.config.text import unknown
 from fairflower.data import Federation, prepare
-from fairflower.data.federation import Augment
 from fairflower.errors import ConfigError, RunFolderError, quoted, require
 from fairflower.files import Arrays, DamagedFile, replacing
 from fairflower.models import set_arrays
@@ -27,7 +26,6 @@ from fairflower.server.checkpoint import check_same_examples, run_config
 from fairflower.server.registration import recorded_sites
 from fairflower.tables.encoding import Encoding
 from fairflower.tables.new_rows import frame_of, new_features
-from fairflower.tasks import CLASSIFICATION
 from fairflower.training.build import build_model
 from fairflower.training.device import choose_device
 
@@ -161,7 +159,11 @@ class Network(nn.Module):
         """Return predictions for rows of a table of text, a DataFrame, by heading; see above."""
         if not self.federation.encoding:
             raise ConfigError("The run's data are no table (data.name = 'table').")
-        x = new_features(Encoding.from_json(self.federation.encoding), frame, where, decimal)
+        try:
+            encoding = Encoding.from_json(self.federation.encoding)
+        except ValueError as error:
+            raise RunFolderError(f"The run's encoding is damaged: {error}") from error
+        x = new_features(encoding, frame, where, decimal)
         with torch.inference_mode():
             output = self.model((torch.from_numpy(x) - self.mean) / self.std)
         named = self.federation.learns.table(output, self.federation.class_names)
@@ -179,44 +181,13 @@ class Network(nn.Module):
 
 def network(run: Run, data_dir: str = "", which: Which = None) -> Network:
     """Load a run's model (`load_model`) on the CPU; errors are those of `load_run_model`."""
-    if "sites" in run.info:  # the sites have the data; the run folder describes them
-        federation = recorded_sites(run.path, run.info)
-        config = run_config(run.path, run.config)
-        return Network(load_model(run, config, federation, which), federation)
-    if "encoding" in run.info:  # of a table, whose rows are not needed
-        federation = _recorded_table(run)
+    # The sites have the data, and rows of tables are not needed: the run folder describes them.
+    if kind := next((key for key in ("sites", "table") if key in run.info), ""):
+        federation = recorded_sites(run.path, run.info, kind)
         config = run_config(run.path, run.config)
         return Network(load_model(run, config, federation, which), federation)
     _, federation, model, _ = load_run_model(run, data_dir, "cpu", which)
     return Network(model, federation)
-
-
-def _recorded_table(run: Run) -> Federation:
-    """Return the federation of tables that ``run.json`` describes, without clients."""
-    known = run.info
-    try:
-        encoding = Encoding.from_json(json.dumps(known["encoding"]))
-        size = len(encoding.features)
-        if known["shape"] != [size]:
-            raise ValueError(f"shape = {known['shape']}; expected {[size]}, as the encoding says")
-        return Federation(
-            name=run.config["data.name"],
-            folder=run.path,
-            domains=tuple(known["domains"]),
-            sources=tuple(known["sources"]),
-            num_classes=known["num_classes"],
-            shape=(size,),
-            mean=(0.0,) * size,
-            std=(1.0,) * size,
-            augment=Augment(),
-            test_sizes=tuple(known["test_sizes"]),
-            clients=(),
-            classes=tuple(known["classes"]),
-            task=known.get("task", CLASSIFICATION),
-            encoding=encoding.to_json(),
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{run.path / 'run.json'}: encoding: {error}") from error
 
 
 def export(

@@ -76,7 +76,7 @@ def check_regular(path: Path) -> None:
 
 
 #: What to do with files that are tables of numbers.
-TABLES = "For a table of numbers write a FeatureSet: docs/your-own-parts.md, Other data than images"
+TABLES = "For a table of numbers set data.name = 'table': docs/data.md, Your own tables"
 
 
 def check_columns(

@@ -268,14 +268,14 @@ class ClientRegistry:
         }
 
 
-def recorded_sites(run: Path, facts: Mapping[str, Any]) -> Federation:
-    """Return the federation of sites that ``run.json`` describes.
+def recorded_sites(run: Path, facts: Mapping[str, Any], key: str = "sites") -> Federation:
+    """Return the federation of sites, or of a "table", that ``run.json`` describes.
 
     Raises ``RunFolderError`` if the description is damaged.
     """
     try:
-        text = json.dumps(facts["sites"]["federation"])
-        return _read_federation(text, run, f"{run / 'run.json'}: sites.federation")
+        text = json.dumps(facts[key]["federation"])
+        return _read_federation(text, run, f"{run / 'run.json'}: {key}.federation")
     except ValueError as error:
         raise RunFolderError(str(error)) from error
 

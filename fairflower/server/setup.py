@@ -45,7 +45,6 @@ from fairflower.server.privacy import check_reachable
 from fairflower.server.trained import TrainedModel
 from fairflower.strategies import FairStrategy
 from fairflower.strategies.references import reference_options
-from fairflower.tables.encoding import Encoding
 from fairflower.tasks import CLASSIFICATION
 from fairflower.testing.models import check_unsent, made_up, rehearse, unsent_buffers
 from fairflower.training.build import build_model, build_trainer
@@ -153,7 +152,6 @@ class RunSetup:
             "division": federation.division,
             "redraw": self.redraw(),
             "groups": {groups: federation.group_names} if groups else {},
-            "encoding": json.loads(federation.encoding or "{}"),
         }
         facts |= {name: value for name, value in optional.items() if value}
         images = {"images": federation.fingerprint}
@@ -161,6 +159,8 @@ class RunSetup:
         if self.registry.sites:  # to resume while some sites are away
             known = json.loads(federation.to_json())
             facts["sites"] = {"federation": known, "numbered": self.registry.numbered}
+        elif federation.encoding:  # to predict new rows without the data
+            facts["table"] = {"federation": json.loads(federation.to_json())}
         return facts
 
 
@@ -210,7 +210,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
                 "is not trained: it may contain statistics of a client's examples. Choose a model "
                 "without BatchNorm and without frozen parameters, for example cnn."
             )
-        if federation.encoding and Encoding.from_json(federation.encoding).learnt:
+        if federation.encoding and json.loads(federation.encoding)["learnt"]:
             raise ConfigError(
                 "privacy.noise-multiplier above 0: means and levels of the table would be learnt "
                 "without noise. Declare ranges and levels in the schema, with sums = false."

@@ -107,7 +107,9 @@ class TrainedModel:
     @cached_property
     def encoding(self) -> str:
         """How the model's rows of a table become features; empty if it is not of a table."""
-        known = self.facts.get("encoding")
+        described = self.facts.get("table") or self.facts.get("sites") or {}
+        exported = self.facts.get("encoding")  # of a model without its run folder
+        known = json.loads(described.get("federation", {}).get("encoding", "{}")) or exported
         return Encoding.from_json(json.dumps(known)).to_json() if known else ""
 
     def _encoded(self, federation: Federation, config: RunConfig, sites: bool) -> Federation:

@@ -35,11 +35,12 @@ from fairflower.tables.encoding import (
     unknown_levels,
 )
 from fairflower.tables.folder import CONTENT, TableFiles, check_has
-from fairflower.tables.reading import is_number, numbers_of, refused
+from fairflower.tables.reading import is_number, numbers_of, refused, without_unit
 from fairflower.tables.schema import (
     Column,
     Kind,
     Raw,
+    kind_of,
     parse,
     whole_numbers,
 )
@@ -186,21 +187,7 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
             )
         if len(self.target_names) > 1:
             return "multilabel"
-        (name,) = self.target_names
-        column = self.files.schema.columns.get(name, Column(name))
-        if column.levels:
-            return CLASSIFICATION
-        values: set[str] = set()
-        for domain in self.domains:
-            frame = self.files.frame(domain)
-            check_has(self.source(domain), frame, {"data.target": [name]})
-            values |= set(frame[name])
-        cells = pd.Series(sorted(values - {""}), dtype=object)
-        number = any(is_number(cells, mark).all() for mark in ".,")
-        if not number or len(cells) <= MOST_CLASSES:
-            return CLASSIFICATION
-        logger.info("%s has %d numbers, so the task is a regression.", name, len(cells))
-        return "regression"
+        return inferred_task(self.files, self.domains, self.target_names[0])
 
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -221,7 +208,7 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
             return np.unique(frame[self.target_names[0]], return_inverse=True)[1]
         columns = []
         for name in self.target_names:
-            cells = frame[name]
+            cells, _ = without_unit(frame[name])
             words = {"true": "1", "yes": "1", "false": "0", "no": "0"}
             cells = cells.where(~cells.str.lower().isin(words), cells.str.lower().map(words))
             known = cells[cells != ""]
@@ -368,7 +355,12 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         if kind == "category":
             raw = parse("the target", frame, columns, "")
         else:
-            raw = Raw(tuple(self.target_names), self._targets(frame).reshape(len(frame), -1), {})
+            units = {name: without_unit(frame[name])[1] for name in self.target_names}
+            x, units = (
+                self._targets(frame).reshape(len(frame), -1),
+                {k: u for k, u in units.items() if u},
+            )
+            raw = Raw(tuple(self.target_names), x, {}, units)
         return summed(columns, raw)
 
     def features(self, domain: str, split: str, rows: Ints) -> Floats:
@@ -377,7 +369,30 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         raw = self._raw[domain].rows(own[rows])
         needed = 8 * len(rows) * len(encoding.features)
         files.check_memory(f"{where}: {len(rows)} encoded rows take", needed, "Drop columns.")
-        for name, count in unknown_levels(encoding, raw).items():
-            text = "%s: %s: %d %s rows have a level that few or no training rows have."
-            logger.info(text, where, name, count, split)
+        for name, count in unknown_levels(encoding, raw).items() if split == "test" else ():
+            text = "%s: %s: %d test rows have a level that few or no training rows have."
+            logger.info(text, where, name, count)
         return encoded(encoding, raw)
+
+
+def inferred_task(tables: TableFiles, domains: Sequence[str], name: str) -> str:
+    """Return the task of a target: classes, or a number of more than `MOST_CLASSES` values."""
+    column = tables.schema.columns.get(name, Column(name))
+    if column.levels:
+        return CLASSIFICATION
+    parts = []
+    for domain in domains:
+        frame = tables.frame(domain)
+        check_has(tables.source(domain), frame, {"data.target": [name]})
+        parts.append(without_unit(frame[name])[0])
+    cells = pd.concat(parts)
+    different = cells[cells != ""].nunique()
+    held = [part[part != ""] for part in parts]  # each domain has its own decimal mark
+    number = all(any(is_number(part, mark).all() for mark in ".,") for part in held)
+    if number and different > MOST_CLASSES:
+        logger.info("%s has %d numbers, so the task is a regression.", name, different)
+        return "regression"
+    if not number and kind_of(name, cells) != "category":
+        text = f"the target has {different} different texts; expected classes or numbers"
+        raise refused(f"{name}: {text}. Set data.target to another column.", text)
+    return CLASSIFICATION

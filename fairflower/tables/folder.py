@@ -22,6 +22,8 @@ from fairflower.tables.schema import (
     common_kind,
     kind_of,
     read_schema,
+    whole_numbers,
+    without_marks,
 )
 
 #: What a folder of tables has to contain.
@@ -87,7 +89,7 @@ class TableFiles:
         if lacking := int((frame[column] == "").sum()):
             text = f"{lacking} rows have no domain (data.domain-column). Add it, or remove them."
             raise refused(f"{path}: {text}", text)
-        return frame
+        return frame.assign(**{column: whole_numbers(frame[column])})
 
     def source(self, domain: str) -> str:
         """Describe where a domain's rows come from."""
@@ -106,6 +108,9 @@ class TableFiles:
             kept = [c.name for c in self.schema.columns.values() if c.kind != "ignored"]
             dropped = names_in(self.config.drop)
             check_has(self.source(domain), own, {FILE: [n for n in kept if n not in dropped]})
+            for name, known in self.schema.columns.items():
+                if known.missing and name in own:
+                    own[name] = without_marks(own[name], known)
             self._frames[domain] = own
         return self._frames[domain]
 

@@ -176,17 +176,21 @@ def _delimiter(path: Path, text: str) -> str:
 
 def is_number(cells: pd.Series, decimal: str) -> npt.NDArray[np.bool_]:
     """Return which cells are numbers with a decimal mark, bool [N]."""
-    fits = (bool(cell and _NUMBERS[decimal].fullmatch(cell)) for cell in cells)
-    return np.fromiter(fits, np.bool_, len(cells))
+    return np.isfinite(numbers_of(cells, decimal))
 
 
 def numbers_of(cells: pd.Series, decimal: str) -> npt.NDArray[np.float64]:
     """Return cells as numbers, float64 [N], NaN for those that are none."""
-    thousands = "," if decimal == "." else "."
-    plain = cells.str.replace(thousands, "", regex=False).str.replace(decimal, ".", regex=False)
-    return pd.to_numeric(plain.where(is_number(cells, decimal), ""), errors="coerce").to_numpy(
-        np.float64
-    )
+    x = np.full(len(cells), np.nan)
+    if decimal == ".":  # most numbers, at once
+        x = np.array(pd.to_numeric(cells, errors="coerce"), np.float64)
+        x[np.isinf(x)] = np.nan
+    for place in np.flatnonzero(np.isnan(x) & np.asarray(cells != "", np.bool_)):
+        cell = cells.iat[place]
+        if _NUMBERS[decimal].fullmatch(cell):
+            plain = cell.replace("," if decimal == "." else ".", "").replace(decimal, ".")
+            x[place] = float(plain)
+    return x
 
 
 def decimal_marks(where: object, frame: pd.DataFrame, given: str) -> dict[str, str]:

@@ -84,7 +84,8 @@ class Column:
 
 def column_of(entry: Mapping[str, Any]) -> Column:
     """Return the column of an entry in JSON or TOML; its fields are not checked yet."""
-    return Column(**{key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()})
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
+    return Column(**values)
 
 
 #: Fields of a column that a schema may set.
@@ -172,7 +173,7 @@ def parse(where: object, frame: pd.DataFrame, columns: Iterable[Column], decimal
     columns = list(columns)
     x = np.full((len(frame), len(columns)), np.nan)
     levels: dict[str, tuple[str, ...]] = {}
-    cells = {c.name: _known(frame[c.name], c) for c in columns}
+    cells = {c.name: without_marks(frame[c.name], c) for c in columns}
     bare = {c.name: without_unit(cells[c.name]) for c in columns if c.kind == "number"}
     marks = decimal_marks(where, pd.DataFrame({n: b for n, (b, _) in bare.items()}), decimal)
     for k, column in enumerate(columns):
@@ -201,11 +202,12 @@ def parse(where: object, frame: pd.DataFrame, columns: Iterable[Column], decimal
 
 
 def whole_numbers(cells: pd.Series) -> pd.Series:
-    """Return levels without decimals of whole numbers: 1.0 and 1 are the same level."""
-    return cells.str.replace(r"^(-?\d+)\.0+$", r"\1", regex=True)
+    """Return names without decimals of whole numbers: 1.0, 1,0 and 1 are the same name."""
+    return cells.str.replace(r"^(-?\d+)[.,]0{1,2}$", r"\1", regex=True)
 
 
-def _known(cells: pd.Series, column: Column) -> pd.Series:
+def without_marks(cells: pd.Series, column: Column) -> pd.Series:
+    """Return cells in which the column's marks of missing cells are empty."""
     return cells.where(~cells.isin(column.missing), "") if column.missing else cells
 
 
@@ -271,7 +273,7 @@ def kind_of(where: str, cells: pd.Series) -> Kind:
             else ""
         )
         raise refused(f"{where}: {found}.{second} {remedy}.", f"a column: {found}. {remedy}.")
-    if len(counts) > MAX_GROUPS or (len(known) >= _MANY and len(counts) > len(known) / 2):
+    if len(counts) > MAX_GROUPS or (len(known) >= _MANY and len(counts) >= len(known) / 2):
         return "ignored"
     return "category"
 

@@ -16,9 +16,9 @@ from fairflower.tables.schema import RARE, Raw
 def leaks(encoding: Encoding, raws: Mapping[str, Raw], targets: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each column that determines the target of training rows.
 
-    That is a column whose values correspond one to one to classes, or a number that is a linear
-    function of a target. ``targets`` are those of the domains: names of classes [N], or numbers [N]
-    or [N, D].
+    That is a column whose values correspond one to one to classes, a number that is larger in one
+    class than in the other, or one that is a linear function of a target. ``targets`` are those of
+    the domains: names of classes [N], or numbers [N] or [N, D].
     """
     y = np.concatenate([np.asarray(values) for values in targets.values()])
     found = []
@@ -31,7 +31,7 @@ def leaks(encoding: Encoding, raws: Mapping[str, Raw], targets: Mapping[str, Any
             parts.append(x.astype(object) if of_level is None else of_level)
         if _gives_away(np.concatenate(parts), y):
             found.append(
-                f"The column {name!r} gives the target away: each follows from the other. Drop it "
+                f"The column {name!r} gives the target away: it follows from the column. Drop it "
                 "(data.drop), unless it will be known when the target is not."
             )
     return found
@@ -44,7 +44,10 @@ def _gives_away(x: Any, y: Any) -> bool:
     x, y = x[known], y[known]
     if y.dtype.kind == "O":
         pairs = Counter(zip(x.tolist(), y.tolist(), strict=True))
-        return 1 < len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
+        if 1 < len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs}):
+            return True
+        of = [x[y == name] for name in set(y)] if isinstance(x[0], float) else []
+        return len(of) == 2 and bool(of[0].max() < of[1].min() or of[1].max() < of[0].min())
     if not all(isinstance(value, float) for value in x):
         return False
     x, y = x.astype(np.float64), y.reshape(len(y), -1)

@@ -107,7 +107,10 @@ def test_a_split_column_divides_the_texts(folder: Path) -> None:
     ("content", "message"),
     [
         (b"text,class\na,b\n", "missing: label"),
-        (b"age,bp,label\n61,140,1\n", "missing: text.* For a table of numbers write a FeatureSet"),
+        (
+            b"age,bp,label\n61,140,1\n",
+            "missing: text.* set data.name = 'table'",
+        ),
         (b"text,label\nhello,\n", "line 2 has no label"),
         (b"text,label,split\nhello,a,dev\n", "split 'dev'; expected train or test"),
         (b"text,label,split\nhello,a,test\nbye,a,\n", "line 3: found the split ''; expected train"),

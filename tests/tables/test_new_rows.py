@@ -43,7 +43,8 @@ def network(run: Any) -> Network:
 
 
 def test_a_row_is_encoded_by_what_the_run_learnt(run: Any, network: Network) -> None:
-    known = json.loads((run.path / "run.json").read_text())["encoding"]
+    facts = json.loads((run.path / "run.json").read_text())
+    known = json.loads(facts["table"]["federation"]["encoding"])
     column = {entry["name"]: entry for entry in known["columns"]}
     numbers = [(ROW[n] - column[n]["mean"]) / column[n]["std"] for n in ("age", "bmi")]  # type: ignore[operator]
     x = torch.tensor([[*numbers, 0, 0, 1, 1, 0, 0]], dtype=torch.float32)
@@ -121,9 +122,14 @@ def test_the_encoding_is_in_exported_models(run: Any, tmp_path: Path) -> None:
 def test_a_damaged_encoding_and_other_data_are_named(run: Any, tmp_path: Path) -> None:
     shutil.copytree(run.path, copy := tmp_path / "run")
     facts = json.loads((copy / "run.json").read_text())
-    facts["encoding"]["columns"][0]["std"] = -1
+    known = facts["table"]["federation"]
+    known["encoding"] = known["encoding"].replace('"std": 1.0', '"std": -1.0')
     (copy / "run.json").write_text(json.dumps(facts))
-    with pytest.raises(RunFolderError, match="encoding"):
+    with pytest.raises(RunFolderError, match=r"std = -1.0"):
+        fairflower.read(copy)[0].network().from_row(ROW)
+    del known["shape"]
+    (copy / "run.json").write_text(json.dumps(facts))
+    with pytest.raises(RunFolderError, match=r"table.federation cannot be read"):
         fairflower.read(copy)[0].network()
     made = Network(torch.nn.Identity(), fairflower.data.prepare(_heart()))
     with pytest.raises(ConfigError, match="no table"):
@@ -161,3 +167,33 @@ def test_other_tasks_predict_in_their_words(
     found = fairflower.run(settings).network().from_row({"size": "5.5"})
     assert list(found)[: len(keys)] == keys
     assert all(0 <= v <= 1 for k, v in found.items() if "probability" in k or "survival" in k)
+
+
+def test_differential_privacy_needs_a_schema_that_says_all(tmp_path: Path) -> None:
+    folder = write_three(tmp_path / "three")
+    settings = {"data.name": "table", "data.dir": str(folder), "data.target": "disease"}
+    settings |= {"data.features": "age,sex", "num-server-rounds": 1, "engine": "inline"}
+    settings |= {"strategy.name": "uniform", "privacy.noise-multiplier": 0.1}
+    settings |= {"output-dir": str(tmp_path / "runs"), "model.name": "mlp"}
+    with pytest.raises(ConfigError, match="with sums = false"):
+        fairflower.run(settings)
+    columns = '[columns.age]\nkind = "number"\nlow = 20\nhigh = 100\n[columns.sex]\n'
+    columns += 'kind = "category"\nlevels = ["F", "M"]\n'
+    (folder / "schema.toml").write_text(f"sums = false\n{columns}")
+    found = fairflower.run(settings).network().from_row({"age": 60, "sex": "F"})
+    assert found["prediction"] in ("no", "yes")
+
+
+def test_a_model_is_tested_on_tables_that_are_encoded_alike(tmp_path: Path) -> None:
+    folder = write_three(tmp_path / "three")
+    settings = {"data.name": "table", "data.dir": str(folder), "data.target": "disease"}
+    settings |= {"data.drop": "patient", "num-server-rounds": 1, "engine": "inline"}
+    settings |= {"strategy.name": "fedavg", "output-dir": str(tmp_path / "runs")}
+    run = fairflower.run(settings)
+    again = fairflower.evaluate(run.path, output_dir=str(tmp_path / "runs"))
+    assert again.accuracy == run.accuracy
+    (folder / "west.csv").unlink()  # what training rows taught stays, whatever the others are
+    fewer = fairflower.evaluate(run.path, output_dir=str(tmp_path / "runs"))
+    assert fewer.accuracy == {d: run.accuracy[d] for d in ("north", "south")}
+    with pytest.raises(ConfigError, match="clients would encode these rows diff"):
+        fairflower.evaluate(run.path, {"evaluate.by": "both"}, output_dir=str(tmp_path / "runs"))

@@ -87,23 +87,23 @@ def test_sites_with_tables_train_the_same_model_as_domains_of_one_folder(
 ) -> None:
     three = write_three(tmp_path / "three")
     changes = {"data.target": target}
-    if target == "bmi":
-        changes["data.task"] = "regression"
     expected = run(InlineGrid(app, 3), tmp_path / "runs", **changes, **{"data.dir": str(three)})
     nodes = [node | NODE for node in separate(three)]
     actual = run(grid(nodes), tmp_path / "runs", **changes, **{"evaluate.by": "clients"})
     models = [(path / "model.safetensors").read_bytes() for path in (expected, actual)]
     assert models[0] == models[1]
     facts, of_sites = map(read_facts, (expected, actual))
-    for key in ("clients", "encoding", "classes", "shape"):
+    for key in ("clients", "classes", "shape"):
         assert facts[key] == of_sites[key]
+    encodings = [f["federation"]["encoding"] for f in (facts["table"], of_sites["sites"])]
+    assert encodings[0] == encodings[1]
     assert facts.get("task") == of_sites.get("task")
     assert str(tmp_path / "site") not in json.dumps(of_sites["sites"])
 
     # The model is tested at the sites again, and at a new one that has fewer levels.
     tested = {"evaluate.model": str(actual), "evaluate.by": "clients"}
     again = run(grid(nodes), tmp_path / "tests", **changes, **tested)
-    assert read_facts(again)["encoding"] == of_sites["encoding"]
+    assert read_facts(again)["sites"]["federation"]["encoding"] == encodings[0]
     losses = []
     for path in (actual, again):
         history = pd.read_csv(path / "history.csv").query("metric == 'loss' and level == 'domain'")

@@ -99,6 +99,8 @@ def test_one_file_with_a_domain_column_is_the_same_as_a_file_for_each(tmp_path: 
         prepare(config_of(together, domain_column="site")),
     )
     assert (second.domains, second.digest) == (("a", "b"), first.digest)
+    write(together, all=joined | {"site": ["1.0"] * 40 + ["2,0"] * 60})
+    assert prepare(config_of(together, domain_column="site")).domains == ("1", "2")
     with pytest.raises(DataError, match="Unknown column 'place'"):
         prepare(config_of(together, domain_column="place"))
     with pytest.raises(DataError, match=r"expected a single file, because data.domain-column"):
@@ -228,6 +230,12 @@ def _every_fifth(n: int) -> Any:
         ({"seen": ["1.2.2020"] * 40}, {}, "'seen' has dates"),
         ({"dose": ["5"] * 38 + ["<5", ">9"]}, {}, "dose: 1 of 31 cells are no numbers"),
         ({"old": list(range(40))}, {"groups": "size"}, "has .* numbers. Store ranges"),
+        (
+            {"dose": [f"{k} mg" for k in range(39)] + ["none"]},
+            {"target": "dose"},
+            "40 different texts",
+        ),
+        ({"name": [f"x{k}" for k in range(40)]}, {"target": "name"}, "40 different texts"),
         ({}, {"schema": "../x.toml"}, "expected the name of a file in data.dir"),
     ],
 )
@@ -256,6 +264,11 @@ def test_kinds_that_differ_between_domains_are_refused(tmp_path: Path) -> None:
             {"ill": ["0", "1", "1"] * 13 + ["0"]},
             {"ill": [0, 1, 1] * 16 + [0, 1]},
             "gives the target",
+        ),
+        (
+            {"ill": [9.0 * (k % 3 > 0) + k % 7 for k in range(40)]},
+            {"ill": [9.0 * (k % 3 > 0) + k % 5 for k in range(50)]},
+            "'ill' gives the target",
         ),
         ({"name": [f"x{k}" for k in range(40)]}, {"name": ["y"] * 50}, "'name' is ignored"),
         ({"row": list(range(40))}, {"row": list(range(50))}, "'row' is ignored"),
