@@ -7,7 +7,7 @@ import io
 import json
 import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ from fairflower.tables.digests import row_digests
 from fairflower.tables.encoding import ColumnSums
 from fairflower.tables.schema import OTHER
 from fairflower.tables.sites import SiteTable, said_of
+
+#: The cell of a column's sums at a place; None if the place lacks the column.
+CellOf = Callable[[ColumnSums | None, int], Cell]
 
 
 @dataclass(frozen=True)
@@ -102,49 +105,44 @@ def statistic_tables(data: DataStatistics) -> list[Table]:
     Standard deviations are over training rows (ddof 0).
     """
     places, sums = [*data.sites], data.sums
-    numbers = [n for n, own in sums.items() if any(s.column.kind == "number" for s in own.values())]
-    numbers += [n for n, own in sums.items() if any(s.column.kind == "date" for s in own.values())]
-    coded = [n for n, own in sums.items() if any(s.column.kind == "category" for s in own.values())]
     rare = f"Counts below {data.least} are not shown."
-    levels = [Group(name, [*_levels(data, sums[name])]) for name in coded]
+
+    def of(*kinds: str) -> dict[str, dict[str, ColumnSums]]:
+        there = {n: {s.column.kind for s in own.values()} for n, own in sums.items()}
+        return {n: own for n, own in sums.items() if there[n] & {*kinds}}
+
+    def rows(cell: CellOf, columns: Mapping[str, Mapping[str, ColumnSums]]) -> list[Group]:
+        each = {_titled(n, own): [own.get(place) for place in places] for n, own in columns.items()}
+        return [
+            Group("", [Row(n, "", [cell(s, data.least) for s in own]) for n, own in each.items()])
+        ]
+
+    numbers, missing = rows(_number, of("number", "date")), rows(_missing, sums)
+    levels = [Group(name, _levels(data, own)) for name, own in of("category").items()]
+    title = "Numbers: mean ± standard deviation (ddof 0) of training rows"
     tables = [
-        Table("Examples", rare, places, [Group("", [*_examples(data)])], heading=""),
-        Table(
-            "Numbers: mean ± standard deviation (ddof 0) of training rows",
-            "",
-            places,
-            [Group("", [_row(_titled(n, sums[n]), data, sums[n], _number) for n in numbers])],
-            heading="column",
-        ),
+        Table("Examples", rare, places, [Group("", _examples(data))], heading=""),
+        Table(title, "", places, numbers, heading="column"),
         Table(f"Levels: training rows, {OTHER} are rare", rare, places, levels, heading="level"),
-        Table(
-            "Missing cells of training rows",
-            rare,
-            places,
-            [Group("", [_row(n, data, own, _missing) for n, own in sums.items()])],
-            heading="column",
-        ),
+        Table("Missing cells of training rows", rare, places, missing, heading="column"),
     ]
     return [table for table in tables if any(group.rows for group in table.groups)]
 
 
-def _examples(data: DataStatistics) -> Iterator[Row]:
+def _examples(data: DataStatistics) -> list[Row]:
     """Return rows with sizes of splits, and training examples of each class."""
     sites = data.sites.values()
-    yield Row("training", "", [Cell(str(s.clients[0].num_examples)) for s in sites])
+    rows = [Row("training", "", [Cell(str(s.clients[0].num_examples)) for s in sites])]
     for split in ("validation", "test"):
         if any(s.sizes(split) for s in sites):
-            yield Row(split, "", [Cell(str(sum(s.sizes(split)))) for s in sites])
+            rows.append(Row(split, "", [Cell(str(sum(s.sizes(split)))) for s in sites]))
     for name in sorted({name for s in sites if s.learns.classes for name in s.class_names}):
         cells = []
         for s in sites:
             counts = dict(zip(s.class_names, s.clients[0].class_counts, strict=False))
             cells.append(_count(counts.get(name, 0), s.clients[0].num_examples, data.least))
-        yield Row(f"class {name}", "", cells)
-
-
-def _row(name: str, data: DataStatistics, own: Mapping[str, ColumnSums], cell: Any) -> Row:
-    return Row(name, "", [cell(own.get(place), data.least) for place in data.sites])
+        rows.append(Row(f"class {name}", "", cells))
+    return rows
 
 
 def _titled(name: str, own: Mapping[str, ColumnSums]) -> str:
@@ -161,13 +159,9 @@ def _count(count: int, size: int, least: int) -> Cell:
 def _number(own: ColumnSums | None, least: int) -> Cell:
     if own is None or own.column.kind not in ("number", "date"):
         return _other_kind(own)
-    if own.known < least:
+    if own.known < max(1, least):
         return Cell(DASH)
-    return Cell(f"{own.mean:.4g}", f"± {_std(own):.3g}")
-
-
-def _std(own: ColumnSums) -> float:
-    return math.sqrt(own.m2 / own.known) if own.known else math.nan
+    return Cell(f"{own.mean:.4g}", f"± {math.sqrt(own.m2 / own.known):.3g}")
 
 
 def _missing(own: ColumnSums | None, least: int) -> Cell:
@@ -176,28 +170,23 @@ def _missing(own: ColumnSums | None, least: int) -> Cell:
     return _count(own.missing, own.known + own.missing, least)
 
 
-def _levels(data: DataStatistics, own: Mapping[str, ColumnSums]) -> Iterator[Row]:
+def _levels(data: DataStatistics, own: Mapping[str, ColumnSums]) -> list[Row]:
+    """Return a row for each level that is frequent at a place, and one for all others."""
     counted = {p: s for p, s in own.items() if s.column.kind == "category"}
-    shown = {
-        p: {level: n for level, n in s.counts.items() if n >= data.least}
-        for p, s in counted.items()
-    }
-    for level in sorted({level for counts in shown.values() for level in counts}):
-        cells = []
-        for place in data.sites:
-            if place not in counted:
-                cells.append(_other_kind(own.get(place)))
-            else:
-                count = counted[place].counts.get(level, 0)
-                cells.append(_count(count, counted[place].known, data.least))
-        yield Row(level, "", cells)
+    shown = {p: {k: n for k, n in s.counts.items() if n >= data.least} for p, s in counted.items()}
     rest = {p: s.known - sum(shown[p].values()) for p, s in counted.items()}
-    if any(rest.values()):
-        cells = [
-            _count(rest[p], counted[p].known, data.least) if p in rest else _other_kind(own.get(p))
-            for p in data.sites
-        ]
-        yield Row(OTHER, "", cells)
+
+    def cell(place: str, level: str) -> Cell:
+        if place not in counted:
+            return _other_kind(own.get(place))
+        count = shown[place].get(level, 0) if level else rest[place]
+        if level and not count and rest[place]:  # a site does not say which levels are rare
+            return Cell(f"<{data.least}")
+        return _count(count, counted[place].known, data.least)
+
+    levels = [*sorted({level for counts in shown.values() for level in counts})]
+    levels += [""] * any(rest.values())
+    return [Row(level or OTHER, "", [cell(p, level) for p in data.sites]) for level in levels]
 
 
 def _other_kind(own: ColumnSums | None) -> Cell:

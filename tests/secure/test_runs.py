@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import hospital_tables
 import numpy as np
 import pytest
 import runs
@@ -212,6 +213,12 @@ def kind_of(value: object) -> type:
     return type(value[0]) if isinstance(value, list) and value else type(value)
 
 
+def write_table(folder: Path, seed: int) -> None:
+    """Write a table beside the images of a site."""
+    lines = [",".join(row) for row in (hospital_tables.HEADER, *hospital_tables.patients(60, seed))]
+    (folder / f"{folder.name}.csv").write_text("\n".join(lines) + "\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("secure", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_deployment_equals_simulated_runs(secure: bool, tmp_path: Path) -> None:
@@ -232,8 +239,12 @@ def test_a_deployment_equals_simulated_runs(secure: bool, tmp_path: Path) -> Non
         "train.local-epochs": 1,
     }
     messages: list[str] = []
+    of_tables = {**settings, "data.name": "table", "data.target": "disease", "model.name": "mlp"}
+    for seed, folder in enumerate(folders.values()):
+        write_table(folder, seed)
     with LocalDeployment(tmp_path / "trial", nodes, messages.append) as trial:
         deployed = trial.run(RunConfig.from_flat(settings))
+        table = None if secure else trial.run(RunConfig.from_flat(of_tables))
     facts = json.loads((deployed / "run.json").read_text())
     assert facts["status"] == "completed"
     assert facts.get("secure_aggregation", {}).get("clients") == (3 if secure else None)
@@ -241,14 +252,20 @@ def test_a_deployment_equals_simulated_runs(secure: bool, tmp_path: Path) -> Non
     (line,) = map(json.loads, (deployed / "diagnostics.jsonl").read_text().splitlines())
     assert line["client_ids"] == [*range(len(nodes))]
 
-    # The same bits as in this process, and the model of a plain run.
-    model = load_file(deployed / "model.safetensors")
-    for masked in {secure, False}:
+    def here(flat: dict[str, Any], masked: bool) -> Path:
         grid = InlineGrid(client_app, len(nodes))
         for context, node in zip(grid.contexts.values(), nodes, strict=True):
             context.node_config = {**node, "secure-aggregation": masked}
-        flat = {**settings, "secure-aggregation": masked, "output-dir": str(tmp_path / str(masked))}
-        folder = Session(grid, RunConfig.from_flat(flat), Console(quiet=True)).run()
+        changes = {"secure-aggregation": masked, "output-dir": str(tmp_path / str(masked))}
+        return Session(grid, RunConfig.from_flat(flat | changes), Console(quiet=True)).run()
+
+    # The same bits as in this process, and the model of a plain run.
+    if table:
+        same = [(f / "model.safetensors").read_bytes() for f in (table, here(of_tables, False))]
+        assert same[0] == same[1]
+    model = load_file(deployed / "model.safetensors")
+    for masked in {secure, False}:
+        folder = here(settings, masked)
         for name, array in load_file(folder / "model.safetensors").items():
             assert masked != secure or array.tobytes() == model[name].tobytes()
             np.testing.assert_allclose(array, model[name], atol=1e-5)

@@ -12,13 +12,18 @@ import numpy as np
 import pandas as pd
 import pytest
 from command import call
-from test_table_sites import grid, numbers, run
+from table_sites import grid, numbers, run, site_of
 
 from fairflower.client_app import app
 from fairflower.config import DataConfig
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError
-from fairflower.report.data_statistics import read_statistics, statistics_markdown
+from fairflower.report.data_statistics import (
+    DataStatistics,
+    read_statistics,
+    statistic_tables,
+    statistics_markdown,
+)
 from fairflower.server.contents import STATISTICS
 from fairflower.tables.digests import row_digests
 
@@ -170,3 +175,14 @@ def test_a_short_key_is_refused(hospitals: list[Path], tmp_path: Path) -> None:
 def test_damaged_statistics_are_called_damaged(text: str, tmp_path: Path) -> None:
     (tmp_path / STATISTICS).write_text(text)
     assert "cannot be read" in call("data", "statistics", tmp_path, expect=1)
+
+
+def test_a_level_that_a_site_does_not_name_is_not_said_to_be_absent(tmp_path: Path) -> None:
+    jobs = {"a": ["clerk"] * 46 + ["nurse"] * 4, "b": ["clerk"] * 25 + ["nurse"] * 25}
+    jobs["c"] = ["clerk"] * 50
+    sites = {k: site_of(tmp_path / k, {"age": numbers(50), "job": v}) for k, v in jobs.items()}
+    tables = statistic_tables(DataStatistics(sites, 5, []))
+    (levels,) = (table for table in tables if table.title.startswith("Levels"))
+    rows = {row.name: [cell.text for cell in row.cells] for row in levels.groups[0].rows}
+    assert rows["nurse"] == ["<5", "21", "0"]  # 4 of 25 rows are test rows
+    assert rows["other"] == ["<5", "0", "0"]
