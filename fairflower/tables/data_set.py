@@ -23,7 +23,6 @@ from fairflower.data.folders import OwnFiles
 from fairflower.errors import ConfigError, DataError
 from fairflower.registry import CLASSIFICATION
 from fairflower.tables.encoding import (
-    ColumnSums,
     Encoding,
     Sums,
     declared,
@@ -87,8 +86,6 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         self.files = TableFiles(config)
         self.config = config  # for `all_domains`
         super().__init__(config)
-        #: Sums of each client domain's training rows, after `learn_encoding`.
-        self.sums: dict[str, Sums] = {}
         self._site: SiteTable | None = None
         self._encoding: Encoding | None = None
         self._raw: dict[str, Raw] = {}
@@ -288,24 +285,18 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         places: Ints = in_order[self.places(domain, "train", rows)]
         return places
 
-    def _parse(self, columns: Iterable[Column]) -> None:
-        """Read the cells of these columns, as far as a domain has them."""
+    def _parse(self, columns: Iterable[Column], needed: Sequence[str] = ()) -> None:
+        """Read the cells of these columns of each domain, which must have those ``needed``."""
         for domain in self.domains:
             frame, decimal = self._open(domain).frame, self.files.schema.format.decimal
-            own = [column for column in columns if column.name in frame]
+            check_has(self.source(domain), frame, {"as all sites": needed})
+            own = [c for c in columns if c.name in frame]
             self._raw[domain] = parse(self.source(domain), frame, own, decimal)
-
-    def _use(self, encoding: str) -> None:
-        """Encode rows as all sites do."""
-        self._encoding = Encoding.from_json(encoding)
-        named = {"as all sites": [column.name for column in self._encoding.columns]}
-        for domain in self.domains:
-            check_has(self.source(domain), self._open(domain).frame, named)
-        self._parse(self._encoding.columns)
 
     def learn_encoding(self, rows: Mapping[str, Ints], site: bool = False) -> None:
         if self.given:
-            self._use(self.given)
+            self._encoding = Encoding.from_json(self.given)
+            self._parse(self._encoding.columns, [c.name for c in self._encoding.columns])
             return
         frames = {domain: self._open(domain).frame for domain in self.domains}
         places = {domain: self._trained(domain, own) for domain, own in rows.items()}
@@ -315,9 +306,9 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         self._parse(columns)
         raws = {domain: self._raw[domain].rows(at) for domain, at in places.items()}
         named = {column.name: column for column in columns}
-        self.sums = {d: summed([named[name] for name in r.names], r) for d, r in raws.items()}
+        sums = {d: summed([named[name] for name in r.names], r) for d, r in raws.items()}
         if self.files.schema.sums:
-            self._encoding = merged(self.sums)
+            self._encoding = merged(sums)
         else:
             self._encoding = declared(self.files.schema, [column.name for column in columns])
         used = [column.name for column in self._encoding.columns]
@@ -326,19 +317,16 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         for domain, frame in frames.items():  # the held-out one, too
             check_has(self.source(domain), frame, {"as all domains of clients": used})
         targets = {domain: self._target_sums(frame) for domain, frame in trained.items()}
-        found = differences({d: {**own, **targets[d]} for d, own in self.sums.items()})
+        found = differences({d: {**own, **targets[d]} for d, own in sums.items()})
         found += leaks(self._encoding, raws, {d: self._predicted(f) for d, f in trained.items()})
         found += shared_rows({d: f[[*used, *self.target_names]] for d, f in frames.items()})
         found += single_class(targets)
         for text in found:
             logger.warning(text)
         if site:
-            (domain,) = rows
-            unread = {c.name: c for c in listed if c not in columns}
-            lacking = {n: len(rows[domain]) if c.kind == "" else 0 for n, c in unread.items()}
-            sums = {n: ColumnSums(c, missing=lacking[n]) for n, c in unread.items()}
+            ((domain, own),) = sums.items()
             text = "" if self.files.schema.sums else self._encoding.to_json()
-            self._site = SiteTable({**self.sums[domain], **sums}, targets[domain], text)
+            self._site = SiteTable.of(own, listed, len(rows[domain]), targets[domain], text)
         elif self.files.schema.sums:
             self.task = scaled_task(self.task, targets)
 

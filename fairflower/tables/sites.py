@@ -24,6 +24,7 @@ from fairflower.tables.encoding import (
     sums_from_json,
     sums_to_json,
 )
+from fairflower.tables.schema import Column
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,18 @@ class SiteTable:
     sums: Sums
     targets: Sums
     declared: str = ""
+
+    @classmethod
+    def of(
+        cls, sums: Sums, columns: Sequence[Column], rows: int, targets: Sums, declared: str
+    ) -> SiteTable:
+        """Return the table of a site; it has no ``sums`` of some of the columns that it has."""
+        others = {
+            c.name: ColumnSums(c, missing=rows if c.kind == "" else 0)
+            for c in columns
+            if c.name not in sums
+        }
+        return cls({**sums, **others}, targets, declared)
 
     def to_json(self) -> str:
         """Return the table as text, which `from_json` reads."""

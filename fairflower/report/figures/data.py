@@ -50,14 +50,18 @@ def draw_data(
         lacking = {p: s.missing for p, s in own.items() if s.missing == 0 or s.missing >= least}
         if any(lacking.values()):
             missing[name] = {p: 100 * n / sizes[p] for p, n in lacking.items() if sizes[p]}
-    share, apart = "% of training examples", "distance from the common mean, in common STD (ddof 0)"
-    drawn = (
-        ("classes", "Classes", "The share of each class.", share, classes),
-        ("means", "Means", "A place far from the others may use another unit.", apart, means),
-        ("missing", "Missing cells", "Columns with missing cells.", share, missing),
-    )
+    share, apart = "% of training rows", "distance from the common mean, in common STD (ddof 0)"
+    drawn = {
+        "classes": ("Classes", "The share of each class.", share, classes),
+        "means": ("Means", "A place far from the others may use another unit.", apart, means),
+        "missing": ("Missing cells", "Columns with missing cells.", share, missing),
+    }
     with styled():
-        drafts = [_dots([*sites], *texts, values) for *texts, values in drawn if values]
+        drafts = [
+            _dots([*sites], name, title, caption, label, values)
+            for name, (title, caption, label, values) in drawn.items()
+            if values
+        ]
     return save(drafts, folder, "")
 
 
