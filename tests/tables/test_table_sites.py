@@ -209,3 +209,19 @@ def test_a_site_that_lacks_a_column_says_which(tmp_path: Path) -> None:
 def test_a_damaged_description_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         SiteTable.from_json(text)
+
+
+@pytest.mark.slow
+def test_sites_that_declare_their_encoding_train_masked(tmp_path: Path) -> None:
+    nodes = separate(write_three(tmp_path / "three"))
+    schema = "sums = false\n"
+    for name, ends in (("age", (20, 100)), ("bmi", (10, 50))):
+        schema += f'[columns.{name}]\nkind = "number"\nlow = {ends[0]}\nhigh = {ends[1]}\n'
+    schema += '[columns.sex]\nkind = "category"\nlevels = ["F", "M"]\n'
+    for node in nodes:
+        Path(node["data-dir"], "schema.toml").write_text(schema)
+    changes = {"secure-aggregation": True, "strategy.name": "fedavg", "evaluate.by": "clients"}
+    done = run(grid(nodes), tmp_path / "runs", **changes, **{"data.smallest-group": 5})
+    (age, *_) = json.loads(read_facts(done)["sites"]["federation"]["encoding"])["columns"]
+    assert age["mean"] == 60
+    assert "halted_rounds" not in read_facts(done)
