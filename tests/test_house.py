@@ -15,7 +15,7 @@ PACKAGE = ROOT / "fairflower"
 #: more raises the number here, for all to see.
 BUDGETS = {
     "aggregation": 2690,
-    "api": 1050,
+    "api": 1040,
     "classic": 610,
     "cli": 1560,
     "clients": 1980,

@@ -388,6 +388,12 @@ def _check(config: RunConfig) -> None:
         with config.client.naming_failures():
             client.check_task(task, kind, config.train)
     _check_conflicts(config, kind)
+    for key in OF_TABLES if data.name in DATA_SETS.data.keys() - {"table"} else ():
+        if getattr(config.data, key):
+            raise ConfigError(
+                f"data.{argument_to_key(key)}: this setting applies to tables only, and data.name "
+                f"= {data.name!r}. Remove it, or set data.name = 'table'."
+            )
     with config.client.naming_failures():
         client.check_model(config.model.name)
         client.check_steps(config.train)
@@ -454,7 +460,6 @@ def _check_model(model: ModelConfig) -> None:
 def _check_conflicts(config: RunConfig, kind: str) -> None:
     """Raise ``ConfigError`` if settings conflict; ``kind`` is that of the data's examples."""
     data, evaluate = config.data, config.evaluate
-    of_tables = argument_to_key(next((key for key in OF_TABLES if getattr(data, key)), ""))
     only_images = f"applies to images only, but data.name = {data.name!r} has {kind}. Remove it."
     conflicts = [
         (
@@ -494,11 +499,6 @@ def _check_conflicts(config: RunConfig, kind: str) -> None:
             evaluate.adabn and not data.held_out,
             "evaluate.adabn = true: AdaBN needs a held-out domain, and data.held-out is empty. Set "
             "data.held-out, or remove evaluate.adabn.",
-        ),
-        (
-            of_tables and DataSpec.read(data.name).name in DATA_SETS.data.keys() - {"table"},
-            f"data.{of_tables}: this setting applies to tables only, and data.name = "
-            f"{data.name!r}. Remove it, or set data.name = 'table'.",
         ),
         (
             data.validation_fraction and data.validation_examples,

@@ -181,12 +181,13 @@ def is_number(cells: pd.Series, decimal: str) -> npt.NDArray[np.bool_]:
 
 def numbers_of(cells: pd.Series, decimal: str) -> npt.NDArray[np.float64]:
     """Return cells as numbers, float64 [N], NaN for those that are none."""
+    texts: Any = cells.to_numpy(object)
     x = np.full(len(cells), np.nan)
     if decimal == ".":  # most numbers, at once
         x = np.array(pd.to_numeric(cells, errors="coerce"), np.float64)
         x[np.isinf(x)] = np.nan
-    for place in np.flatnonzero(np.isnan(x) & np.asarray(cells != "", np.bool_)):
-        cell = cells.iat[place]
+    for place in np.flatnonzero(np.isnan(x) & (texts != "")):
+        cell = texts[place]
         if _NUMBERS[decimal].fullmatch(cell):
             plain = cell.replace("," if decimal == "." else ".", "").replace(decimal, ".")
             x[place] = float(plain)

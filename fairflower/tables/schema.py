@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -84,7 +85,8 @@ class Column:
 
 def column_of(entry: Mapping[str, Any]) -> Column:
     """Return the column of an entry in JSON or TOML; its fields are not checked yet."""
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
+    texts = {k: tuple(map(str, v)) for k, v in entry.items() if isinstance(v, list)}
+    values: dict[str, Any] = {**entry, **texts}
     return Column(**values)
 
 
@@ -159,9 +161,13 @@ class Raw:
     levels: Mapping[str, tuple[str, ...]]
     units: Mapping[str, str] = field(default_factory=dict)
 
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: k for k, name in enumerate(self.names)}
+
     def column(self, name: str) -> npt.NDArray[np.float64]:
         """Return the numbers of a column, [N]."""
-        return self.x[:, self.names.index(name)]
+        return self.x[:, self._places[name]]
 
     def rows(self, chosen: npt.NDArray[np.int64]) -> Raw:
         """Return these rows."""
@@ -179,10 +185,9 @@ def parse(where: object, frame: pd.DataFrame, columns: Iterable[Column], decimal
     for k, column in enumerate(columns):
         name, known = column.name, cells[column.name]
         if column.kind == "category":
-            text = whole_numbers(known).to_numpy(str)
-            held = np.unique(text[text != ""])
+            number, held = pd.factorize(whole_numbers(known).where(known != ""), sort=True)
             levels[name] = tuple(map(str, held))
-            x[:, k] = np.where(text == "", np.nan, np.searchsorted(held, text))
+            x[:, k] = np.where(number < 0, np.nan, number)
             continue
         if column.kind == "date":
             x[:, k] = _days(where, known, column)
@@ -193,12 +198,8 @@ def parse(where: object, frame: pd.DataFrame, columns: Iterable[Column], decimal
             remedy = "Correct them, or set kind, or missing for marks of missing cells, in a schema"
             raise refused(f"{where}: {name}: {text}. {remedy}.", f"a column: {text}. {remedy}.")
         x[:, k] = _clipped(where, x[:, k], column)
-    return Raw(
-        tuple(c.name for c in columns),
-        x,
-        levels,
-        {n: unit for n, (_, unit) in bare.items() if unit},
-    )
+    units = {name: unit for name, (_, unit) in bare.items() if unit}
+    return Raw(tuple(c.name for c in columns), x, levels, units)
 
 
 def whole_numbers(cells: pd.Series) -> pd.Series:
@@ -232,13 +233,10 @@ def _days(where: object, cells: pd.Series, column: Column) -> npt.NDArray[np.flo
     if len(fits) > 1 and not fits[0].equals(fits[1]):
         text = "days and months may be exchanged. Set format in the schema, as %d/%m/%Y."
         raise refused(f"{where}: {column.name}: {text}", f"a column: {text}")
-    found = fits or dates[:1]
-    if not found:
+    if not (found := fits or dates[:1]):
         return np.full(len(cells), np.nan)
-    days: npt.NDArray[np.float64] = (
-        (found[0] - pd.Timestamp(column.since)) / pd.Timedelta(days=1)
-    ).to_numpy(np.float64)
-    return days
+    days = (found[0] - pd.Timestamp(column.since)) / pd.Timedelta(days=1)
+    return np.asarray(days, np.float64)
 
 
 def _formats(known: pd.Series) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from command import call
 from hospital_tables import write_three
 from hypothesis import given
 from hypothesis import strategies as st
@@ -310,3 +311,27 @@ def test_what_files_hold_is_in_the_log(three: Path, caplog: pytest.LogCaptureFix
     prepare(config_of(three, drop="patient"))
     assert "200 rows, 6 columns, semicolon between values, utf-8" in caplog.text
     assert "decimal commas in age, bmi" in caplog.text
+
+
+def test_the_command_proposes_a_schema_beside_an_empty_one(three: Path) -> None:
+    """The shell has made schema.toml when the command begins."""
+    (three / "schema.toml").touch()
+    text = call("data", "schema", str(three), "-s", "data.target=disease")
+    (three / "schema.toml").write_text(text)
+    assert "# Not at north, west." in text
+    federation = prepare(config_of(three, target="", patient="patient"))
+    columns = {c.name: c for c in Encoding.from_json(federation.encoding).columns}
+    assert [*columns] == ["age", "bmi", "sex", "smoking"]
+    assert columns["sex"].levels == ("F", "M")
+
+
+def test_marks_of_missing_cells_and_ranges_are_those_of_the_schema(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write(tmp_path / "t", a=table(40, dose=[5, 999, 7, 70] * 10))
+    lines = ["[columns.dose]", 'kind = "number"', "high = 10", "missing = [999]"]
+    (folder / "schema.toml").write_text("\n".join(lines))
+    (dose,) = Encoding.from_json(prepare(config_of(folder)).encoding).columns
+    assert dose.may_miss
+    assert dose.mean < 10
+    assert "10 numbers are outside of the schema's range" in caplog.text
