@@ -133,8 +133,14 @@ def query(message: Message, context: Context) -> Message:
     if node.get("tests-only"):
         answer["tests-only"] = True
     if config and "domain" in node:
-        site = open_site(_data_config(context, _settings(config)), str(node["domain"]))
-        answer["site"] = site.to_json()
+        run = _settings(config)
+        answer["site"] = _described_site(context, run).to_json()
+        if run.statistics and "row-digests" in node:
+            from fairflower.tables.digests import row_digests
+
+            place = _data_config(context, run), str(node["domain"])
+            about, answer["rows"] = row_digests(*place, str(node["row-digests"]))
+            answer["rows-of"] = about
     elif config:
         text, answer["digest"] = _described(_shared_data(context, _settings(config)))
         if _partition_id(context) == 0:  # the others' would be the same, and as long as all clients
@@ -163,10 +169,33 @@ def _place(
             f"Node {context.node_id} is a site with its own data (its node config has a domain), "
             'but the server did not query the sites\' data. Set evaluate.by = "clients".'
         )
-    site = open_site(_data_config(context, run), str(context.node_config["domain"]))
+    place = _data_config(context, run), str(context.node_config["domain"])
+    site = open_site(*place)
     client_id = int(config["client-id"])
     federation = _federation(str(config["federation"]), site.task)
+    if site.encoding:
+        from fairflower.tables.sites import check_own  # pandas, which other data do not need
+
+        check_own(federation.encoding, site)
+        site = open_site(*place, federation.encoding)
     return client_id, federation, _data(federation, client_id, site)
+
+
+def _described_site(context: Context, run: RunConfig) -> Federation:
+    """Return a site's description of its data, without what it may not send of a table."""
+    config, node = _data_config(context, run), context.node_config
+    site = open_site(config, str(node["domain"]))
+    if not site.encoding:
+        return site
+    from fairflower.tables.sites import SiteTable
+
+    table = SiteTable.from_json(site.encoding).to_send(config.smallest_group)
+    if table.sums and (run.secure_aggregation or node.get("secure-aggregation")):
+        raise ConfigError(
+            "secure-aggregation = true: the server would see each site's sums of its table, which "
+            "are not masked. Declare ranges and levels in the schema, with sums = false."
+        )
+    return dataclasses.replace(site, encoding=table.to_json())
 
 
 def _check_means(run: RunConfig, data: ClientData, config: Mapping[str, Any], least: int) -> None:

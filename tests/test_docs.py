@@ -451,6 +451,11 @@ def test_the_documented_tables_of_hospitals_go_from_the_folder_to_a_prediction(
     commands = re.findall(r"^    fairflower ((?:.*\\\n)*.*)", page, re.MULTILINE)
     shown, compared, proposed, predicted = (text.replace("\\\n", " ").split() for text in commands)
     assert "bmi: missing" in call(*shown)
+    walk = (DOCS / "data.md").read_text().partition("## From three tables to three sites")[2]
+    said = call(*walk.partition("    fairflower ")[2].partition("\n")[0].split())
+    assert "The column 'ward' is ignored, because north, west lack it." in said
+    assert "fewer than 5 rows at north are at south" in said
+    assert Path("statistics/index.html").is_file()
     quick = {"fedavg,qffl": "fedavg", "alone,pooled": "alone", "0-4": "0", "10": "1", "2": "1"}
     call(*(quick.get(word, word) for word in compared), "-s", "engine=inline")
     Path(proposed[-1]).write_text(call(*proposed[:-2]))

@@ -48,6 +48,7 @@ add(app, listing.list_, "list")
 data_app = typer.Typer(help="Inspect data sets.", no_args_is_help=True)
 add(data_app, listing.show, "show")
 add(data_app, table.schema, "schema")
+add(data_app, table.statistics, "statistics")
 app.add_typer(data_app, name="data")
 
 deploy_app = typer.Typer(

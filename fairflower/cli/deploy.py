@@ -113,6 +113,11 @@ def trial(
     show = partial(console.print, soft_wrap=True)
     with local.LocalDeployment(folder, nodes, lambda x: show(Text.from_ansi(x))) as deployment:
         runs = [deployment.run(replace(config, data=data)) for config in configs]
+    if configs[0].statistics:
+        from fairflower.report.data_statistics import read_statistics, statistics_text
+
+        console.print(*(statistics_text(read_statistics(run)) for run in runs))
+        return
     print_report(runs, folder / "report")
 
 

@@ -1,16 +1,16 @@
-"""``fairflower data schema`` and ``fairflower predict``: a user's own tables."""
+"""``fairflower data schema``, ``data statistics`` and ``predict``: a user's own tables."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fairflower.cli.options import ConfigOverrides, with_settings
-from fairflower.cli.terminal import friendly_errors, say_where
+from fairflower.cli.options import ConfigOverrides, refuse_keys, with_settings
+from fairflower.cli.terminal import console, friendly_errors, say_where
 from fairflower.config import RunConfig
-from fairflower.config.text import names_in
+from fairflower.config.text import names_in, unknown
 from fairflower.errors import ConfigError
-from fairflower.paths import check_output_file
+from fairflower.paths import check_output, check_output_file
 
 
 @with_settings()
@@ -33,6 +33,52 @@ def schema(
     frames = {domain: tables.frame(domain) for domain in tables.domains()}
     names = names_in(config.target) or [name for name in (config.time, config.event) if name]
     typer.echo(proposed(frames, names), nl=False)
+
+
+@with_settings("data")
+def statistics(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of data, as data.dir, or what a run between sites has written."
+        ),
+    ],
+    *,
+    overrides: ConfigOverrides,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Output folder for a page, a CSV file and Markdown."),
+    ] = None,
+    format_: Annotated[
+        str, typer.Option("--format", "-f", metavar="text|md|csv", help="What is printed.")
+    ] = "text",
+) -> None:
+    """Print counts, means, levels, missing cells and classes of each domain, before training.
+
+    `fairflower data statistics DIR -s data.target=COLUMN` reads tables, or other data with --data.
+    Between sites, a run with statistics=true asks them; name its folder. Counts below
+    data.smallest-group are not shown.
+    """
+    if format_ not in (formats := ("text", "md", "csv")):
+        raise ConfigError(unknown("format", format_, formats))
+    if out:
+        check_output(out)
+    from fairflower.report import data_statistics as shown
+    from fairflower.server.contents import STATISTICS
+
+    if (folder / STATISTICS).is_file():
+        refuse_keys(overrides, dict.fromkeys(overrides.assigned, "the run has its settings"))
+        data = shown.read_statistics(folder)
+    else:
+        settings = {"data.name": "table"} | overrides.settings | {"data.dir": str(folder)}
+        data = shown.folder_statistics(RunConfig.from_flat(settings).data)
+    if format_ == "text":
+        console.print(shown.statistics_text(data))
+    else:
+        text = shown.statistics_markdown if format_ == "md" else shown.statistics_csv
+        typer.echo(text(data), nl=False)
+    if out:
+        say_where("page", shown.write_statistics(data, out))
 
 
 @friendly_errors()

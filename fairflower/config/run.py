@@ -89,6 +89,11 @@ class RunConfig:
     late_sites: Annotated[
         str, "Comma-separated names of sites that take part from when they connect on."
     ] = ""
+    statistics: Annotated[
+        bool,
+        "Whether the run ends when all sites have described their data, which `fairflower data "
+        "statistics FOLDER` shows.",
+    ] = False
     secure_aggregation: Annotated[
         bool,
         "Whether clients mask their models, so that the server learns only a weighted sum "

@@ -22,7 +22,10 @@ SHARES, TESTS_OTHERS = "share-own-model", "test-others-models"
 _FLAGS = ("secure-aggregation", "tests-only", SHARES, TESTS_OTHERS)
 #: Keys of a node config.
 NODE_KEYS = {"domain", "data-dir", "partition-id", "num-partitions", "smallest-group", *_FLAGS}
-NODE_KEYS |= {CONSORTIUM, SIGNING_KEY}
+NODE_KEYS |= {CONSORTIUM, SIGNING_KEY, "row-digests"}
+
+#: Fewest characters of the key of ``row-digests``, which nobody may guess.
+KEY_LENGTH = 16
 
 _PATHS = ("root_certificates", "private_key", "policy", "audit_log")
 
@@ -38,6 +41,8 @@ def check_node_config(node: Mapping[str, Any], where: str = "--node-config") -> 
         wrong = f"{CONSORTIUM} and {SIGNING_KEY} must be set together."
     elif not (type(least := node.get("smallest-group", 1)) is int and least > 0):
         wrong = "smallest-group: expected a whole number above 0."
+    elif len(str(node.get("row-digests", "x" * KEY_LENGTH))) < KEY_LENGTH:
+        wrong = f"row-digests: expected {KEY_LENGTH} characters or more."
     if wrong:
         raise ConfigError(f"{where}: {wrong}", public=True)
 

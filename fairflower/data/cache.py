@@ -78,18 +78,21 @@ Examples = dict[str, Pixels | Floats | Ints]
 Arrays = dict[str, Any]
 
 
-def prepare(config: DataConfig, *, site: bool = False, least: int = 1) -> Federation:
+def prepare(
+    config: DataConfig, *, site: bool = False, least: int = 1, encoding: str = ""
+) -> Federation:
     """Divide a data set among clients, or reuse the result of an earlier call.
 
     ``config`` is the ``data`` table of a run config; every key except ``augment`` affects the
     prepared files. The data of a single ``site`` have no fingerprint and may lack classes, about
     which a warning is logged otherwise. ``least`` is the smallest number of examples that must
-    share the name of a class or group of people.
+    share the name of a class or group of people. An ``encoding`` of tables is not learnt again.
 
     Raises ``DataError`` if the data are missing, malformed or too few for the clients, and
     ``ConfigError`` if no data set has this name.
     """
     data_set = make_data_set(config)
+    data_set.given = encoding
     with DataSpec.read(config.name).naming_failures():
         digest = _hash(data_set, site, least)
         folder = home() / "cache" / "data" / f"{file_name(config.name)}-{digest}"
@@ -165,6 +168,7 @@ def _hash(data_set: DataSet, site: bool, least: int) -> str:
     for key in ("augment", "dir", "smallest_group", *unset):
         del settings[key]
     settings |= {"least": least} if least > 1 else {}
+    settings |= {"encoding": data_set.given} if data_set.given else {}
     settings |= {"task": data_set.task} if data_set.task != CLASSIFICATION else {}
     content = [_VERSION, settings, data_set.fingerprint()]
     if not type(data_set).__module__.startswith("fairflower."):  # others change with `_VERSION`
@@ -221,7 +225,7 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
     ones = {d: np.ones(len(y), np.int64) for d, y in labels["test"].items()}
     unseen_rows = test_rows(config, unseen, ones)
     divided = {**rows, "test": rows["test"] | unseen_rows}
-    data_set.learn_encoding(_trained(groups, rows["train"]))
+    data_set.learn_encoding(_trained(groups, rows["train"]), site)
     examples = {s: _examples(data_set, [*groups, *unseen], divided[s], SPLITS[s]) for s in divided}
     shape = _shape(data_set, examples)
     task = task_of(data_set.task)  # of a table, `learn_encoding` has learnt the scale

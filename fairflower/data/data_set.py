@@ -90,8 +90,9 @@ class DataSet(ABC):
     auc: ClassVar[bool] = False
     #: Sensitive attribute (a possible value of ``data.groups``) -> names of its groups of people.
     attributes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    #: How rows of a table become features, as text (`learn_encoding`); empty if they are features.
-    encoding = ""
+    #: How rows of a table become features, as text (`learn_encoding`), or at a site its sums for
+    #: this; empty if they are features. ``given`` is that of all sites, which a site has to use.
+    encoding = given = ""
 
     def __init__(self, config: DataConfig) -> None:
         self.config = config
@@ -179,11 +180,11 @@ class DataSet(ABC):
     def source(self, domain: str) -> str:
         """Describe the source of a domain's examples."""
 
-    def learn_encoding(self, rows: Mapping[str, Ints]) -> None:  # noqa: B027
+    def learn_encoding(self, rows: Mapping[str, Ints], site: bool) -> None:  # noqa: B027
         """Learn from these training rows of each domain how examples are encoded.
 
-        It is called before `examples`, with the rows on which clients train. By default, nothing is
-        learnt.
+        It is called before `examples`, with the rows on which clients train; those of a ``site``
+        have sums as `encoding`. By default, nothing is learnt.
         """
 
     def units(self, domain: str, split: str) -> Sequence[str]:

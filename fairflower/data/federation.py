@@ -128,7 +128,7 @@ class Federation:
     group_names: tuple[Name, ...] = ()
     #: What is learnt, a name with arguments; see `fairflower.tasks`.
     task: str = CLASSIFICATION
-    #: How rows of a table become features (`fairflower.tables.encoding`); empty if they are.
+    #: How rows of a table become features, or a site's sums (`fairflower.tables`), or empty.
     encoding: str = ""
 
     def __hash__(self) -> int:

@@ -14,18 +14,19 @@ import numpy as np
 from fairflower.config import DataConfig
 from fairflower.config.text import names_in, unknown
 from fairflower.data.cache import make_data_set, prepare
-from fairflower.data.data_set import DataSet, check_classes
+from fairflower.data.data_set import check_classes
 from fairflower.data.federation import ClientInfo, Federation, Ints, Split
 from fairflower.errors import DataError
 
 
-def open_site(config: DataConfig, domain: str) -> Federation:
+def open_site(config: DataConfig, domain: str, encoding: str = "") -> Federation:
     """Open a site's data as a federation with a single client that has all the data.
 
     ``config`` is the run's ``data`` table, with the site's ``dir``. The site trains on all its
     training examples unless ``fraction`` or ``examples_per_client`` is set, whatever the data set's
     default is. Settings that divide a data set among clients are ignored. ``domain`` is a name for
-    the site's data; if the folder has several domains, the name of one of these.
+    the site's data; if the folder has several domains, the name of one of these. Rows of tables are
+    encoded by ``encoding``; without it, the federation's has the site's sums.
 
     Raises ``DataError`` if the data cannot be used, if fewer than ``smallest_group`` examples share
     the name of a class or group, or if the run excludes this domain.
@@ -44,12 +45,6 @@ def open_site(config: DataConfig, domain: str) -> Federation:
         raise DataError(unknown("domain", domain, domains), public=f"data-dir has {found}")
     config = replace(config, domains=domain if domain in domains else domains[0])
     data_set = make_data_set(config)
-    if type(data_set).learn_encoding is not DataSet.learn_encoding:
-        raise DataError(
-            f"data.name = {config.name!r}: tables of sites are not supported yet. Simulate the "
-            "sites, with a file for each in one folder.",
-            public=True,
-        )
     if data_set.partitioner() is not None:
         raise DataError(
             f"data.name = {config.name!r} is divided by a partitioner, but the data of a site are "
@@ -65,7 +60,7 @@ def open_site(config: DataConfig, domain: str) -> Federation:
                 "is less than one. Raise it, or leave it at 0 to train on all of them."
             )
         config = replace(config, fraction=0.0, examples_per_client=count)
-    site = prepare(config, site=True, least=config.smallest_group)
+    site = prepare(config, site=True, least=config.smallest_group, encoding=encoding)
     (client,) = site.clients
     return replace(
         site,
@@ -218,12 +213,14 @@ def site_client_info(client_id: int, site: Federation, merged: Federation) -> Cl
 
 def fits(site: Federation, merged: Federation) -> bool:
     """Return whether a site can train the model of the merged federation on its examples."""
-    return _size(site) == _size(merged) and site.shape[0] <= merged.shape[0]
+    channels = site.shape[0] if site.kind == "images" else 0
+    return _size(site) == _size(merged) and channels <= merged.shape[0]
 
 
 def _size(site: Federation) -> tuple[str | int, ...]:
-    """Return the kind and size that must be the same at all sites. Image channels may differ."""
-    return site.kind, *(site.shape[1:] if site.kind == "images" else site.shape)
+    """Return what must be the same at all sites; channels and columns of tables may differ."""
+    differs = site.kind == "images" or site.encoding
+    return site.kind, *(site.shape[1:] if differs else site.shape)
 
 
 def _numbers(site: Federation, merged: Federation) -> Ints:

@@ -30,12 +30,14 @@ from fairflower.config import DataConfig, RunConfig
 from fairflower.config.text import Scalar, toml_value
 from fairflower.data import Federation, prepare, with_absolute_dir
 from fairflower.data.cache import make_data_set
-from fairflower.data.sites import merge_sites, open_site
+from fairflower.data.sites import open_site
 from fairflower.deploy.credentials import make_certificates, make_key_pair, make_secret
 from fairflower.errors import ConfigError, DataError, TrialError
 from fairflower.numerics.threads import cpus
 from fairflower.participation.availability import check_availabilities
 from fairflower.server.checkpoint import with_absolute_paths
+from fairflower.server.contents import STATISTICS
+from fairflower.tables.sites import merge_sites
 
 HOST = "127.0.0.1"
 
@@ -388,7 +390,7 @@ class LocalDeployment:
             raise TrialError(f"The run is {row['status']}. {row.get('status-details', '')}")
         if config.resume:
             return Path(config.resume)
-        (facts,) = place.glob("*/run.json")
+        (facts,) = place.glob(f"*/{STATISTICS if config.statistics else 'run.json'}")
         return facts.parent
 
     def _follow(self, run_id: str) -> dict[str, Any]:

@@ -48,22 +48,22 @@ def terminal_table(runs: Sequence[Run] | Analysis) -> RenderableType:
     """
     analysis = analyze(runs)
     if analysis.table:
-        return RichGroup(*map(_WholeTable, analysis.named_tables))
+        return RichGroup(*map(TerminalTable, analysis.named_tables))
     parts: list[RenderableType] = []
     if analysis.tuned and not analysis.runs:
-        return RichGroup(*map(_WholeTable, tuning_tables(analysis.tuned)))
+        return RichGroup(*map(TerminalTable, tuning_tables(analysis.tuned)))
     for chapter in analysis.chapters:
-        parts += map(_WholeTable, chapter.all_tables)
+        parts += map(TerminalTable, chapter.all_tables)
         for title, said in chapter.verdicts.items():
             parts += [Text(title, style="bold")] if title else []
             parts += [Text(f"• {verdict}") for verdict in said]
         parts += [Text(f"! {note}", style="yellow") for note in chapter.notes]
         parts += [Text(chapter.legend, style="dim"), Text()]
-    return RichGroup(*parts, *map(_WholeTable, analysis.held_out_tables))
+    return RichGroup(*parts, *map(TerminalTable, analysis.held_out_tables))
 
 
 @dataclass(frozen=True)
-class _WholeTable:
+class TerminalTable:
     """A table in as many parts as a terminal needs to show all columns whole.
 
     Rich crops a column that does not fit, and a cropped number reads as another number.
@@ -136,13 +136,13 @@ def markdown_tables(runs: Sequence[Run] | Analysis) -> str:
     """Return the content of `terminal_table` (tables, captions and verdicts) as Markdown."""
     analysis = analyze(runs)
     if analysis.table:
-        return "\n\n".join(_markdown_tables(analysis.named_tables)) + "\n"
-    parts = [*_markdown_tables(analysis.held_out_tables)]
+        return "\n\n".join(markdown_of(analysis.named_tables)) + "\n"
+    parts = [*markdown_of(analysis.held_out_tables)]
     for chapter in analysis.chapters:
-        parts += _markdown_tables(chapter.all_tables)
+        parts += markdown_of(chapter.all_tables)
         for title, said in chapter.verdicts.items():
-            parts += [f"**{_escaped(title)}**" if title else "", _listed(map(str, said))]
-        parts += [_listed(f"Note: {note}" for note in chapter.notes), _escaped(chapter.legend)]
+            parts += [f"**{_escaped(title)}**" if title else "", listed(map(str, said))]
+        parts += [listed(f"Note: {note}" for note in chapter.notes), _escaped(chapter.legend)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -186,11 +186,12 @@ def generated_markdown(summary: Path) -> str:
 
 def markdown_board(sentences: Sequence[str], tables: Sequence[Table]) -> str:
     """Format a leaderboard's sentences and tables as Markdown."""
-    parts = [_listed(sentences), *_markdown_tables(tables)]
+    parts = [listed(sentences), *markdown_of(tables)]
     return "\n" + "\n\n".join(parts) + "\n\n"
 
 
-def _markdown_tables(tables: Iterable[Table]) -> Iterator[str]:
+def markdown_of(tables: Iterable[Table]) -> Iterator[str]:
+    """Return the Markdown of each table, and of its caption and footers."""
     for table in tables:
         yield from (_markdown_table(table), *map(_escaped, (table.caption, *table.footers)))
 
@@ -216,7 +217,8 @@ def _markdown_cell(cell: Cell) -> str:
     return f"{text} {cell.spread.replace('± ', '±')}".strip()
 
 
-def _listed(sentences: Iterable[str]) -> str:
+def listed(sentences: Iterable[str]) -> str:
+    """Return sentences as a list in Markdown."""
     return "\n".join(f"- {_escaped(sentence)}" for sentence in sentences)
 
 
@@ -337,6 +339,11 @@ def _remove_earlier_figures(page: Path, names: Set[str]) -> None:
 def html_table(table: Table) -> str:
     """Return a table with its caption as HTML, without the style of the page."""
     return str(_templates().get_template("parts.html.j2").module.shown(table))  # type: ignore[attr-defined]
+
+
+def page_of(name: str, **content: Any) -> str:
+    """Return the text of the page ``<name>.html.j2`` with this content."""
+    return _templates().get_template(f"{name}.html.j2").render(**content)
 
 
 @cache

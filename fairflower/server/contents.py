@@ -27,6 +27,7 @@ HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
 
 GROWING = ("history.csv", "diagnostics.jsonl")  # files to which a run appends
 
+STATISTICS = "statistics.json"  # of a run that only describes its sites' data
 MODEL, BEST = "model.safetensors", "best.safetensors"  # models of the last and of the best round
 
 DIGESTED = (*GROWING, MODEL, BEST)  # files whose digests ``run.json`` has when a run has ended

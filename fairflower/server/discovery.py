@@ -23,6 +23,7 @@ from fairflower.errors import (
     shorten_error,
 )
 from fairflower.flower_compat import SiteKey, connected_nodes
+from fairflower.tables.sites import SiteTable
 
 #: Placeholder for the data folder of a federation whose clients have the data.
 _ELSEWHERE = Path("at-the-clients")
@@ -42,6 +43,8 @@ class NodeInfo(NamedTuple):
     version: str = ""  # of fairflower; earlier versions do not say theirs
     tests_only: bool = False  # whether the site does not train
     key: SiteKey | None = None  # as Flower knows the node, and not as it describes itself
+    #: Digests of a site's rows, after one of their key and columns (`fairflower.tables.digests`).
+    rows: tuple[str, frozenset[str]] = ("", frozenset())
 
     @property
     def title(self) -> str:
@@ -201,6 +204,8 @@ def _parse_reply(reply: Message) -> NodeInfo:
         raise ValueError(
             "a site must have a single client and a single domain, but the node describes several"
         )
+    if site and site.encoding:
+        SiteTable.from_json(site.encoding)  # raises ValueError
     # A node with an earlier version has no digest, but describes the data set itself.
     digest = str(fields.get("digest", fields.get("federation", "")))
     if number == 0 and digest and not federation:
@@ -208,7 +213,12 @@ def _parse_reply(reply: Message) -> NodeInfo:
     version = str(fields.get("version", ""))
     if why := incompatible(version):
         raise ValueError(why)
-    return NodeInfo(number, size, site, federation, digest, version, bool(fields.get("tests-only")))
+    rows = fields.get("rows")
+    digests = frozenset(map(str, rows)) if isinstance(rows, list) else frozenset()
+    return NodeInfo(
+        *(number, size, site, federation, digest, version, bool(fields.get("tests-only"))),
+        rows=(str(fields.get("rows-of", "")), digests),
+    )
 
 
 def incompatible(version: str, here: str = __version__) -> str:

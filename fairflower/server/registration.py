@@ -18,10 +18,11 @@ from flwr.serverapp import Grid
 
 from fairflower.data import Federation
 from fairflower.data.federation import ClientInfo
-from fairflower.data.sites import fits, joined, merge_sites, site_client_info
+from fairflower.data.sites import fits, joined, site_client_info
 from fairflower.errors import ConfigError, RunFolderError, logger
 from fairflower.flower_compat import SiteKey
 from fairflower.server.discovery import NodeDiscovery, NodeInfo, NodeInfos, read_federation
+from fairflower.tables.sites import merge_sites
 
 #: Smallest id of the invented nodes of clients that are not connected. Flower reserves 1 for the
 #: SuperLink; its other ids are random 64-bit numbers.

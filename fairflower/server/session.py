@@ -30,6 +30,7 @@ from fairflower.server.known_sites import note_sites
 from fairflower.server.progress import CallbackList, OnRound, RunProgress
 from fairflower.server.rounds import RoundLoop
 from fairflower.server.setup import RunSetup, set_up
+from fairflower.server.statistics import describe_sites
 from fairflower.trackers import check_tracker
 
 
@@ -77,6 +78,8 @@ class Session:
     def run(self) -> Path:
         """Execute the run and return the path of its folder, even if ``on_round`` stops the run.
 
+        With ``statistics``, sites only describe their data (`describe_sites`).
+
         Raises ``ConfigError`` or ``DataError`` if the run cannot start, ``WriteError`` if its
         folder can no longer be written, ``EngineError`` if the engine cannot continue, for example
         because a client runs out of GPU memory, ``MetricError`` if a user-defined metric fails and
@@ -84,6 +87,8 @@ class Session:
         update, ``StrategyError`` if the strategy raises an exception, and ``RunInterrupted`` if
         ``stop`` is set.
         """
+        if self.config.statistics:
+            return describe_sites(self.grid, self.config, self.stop, self.console)
         with self.console.status("Waiting for the clients"):
             setup = set_up(self.grid, self.config, self.resume, self.stop)
         self.folder, saved = self._open(setup)

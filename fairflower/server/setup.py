@@ -186,7 +186,9 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     ``resume`` is the folder of a run to resume, or None. Raises ``ConfigError`` or ``DataError`` if
     the run cannot start.
     """
-    federation, registry = _register(grid, config, resume, stop)
+    trained = TrainedModel.open(config.evaluate.model) if config.evaluate.model else None
+    encoding = trained.encoding if trained else ""
+    federation, registry = _register(grid, config, resume, stop, encoding)
     groups = federation.groups, federation.group_names
     check_comparable("the federation", *groups, federation.num_classes, federation.learns)
     _check_metric_names(config, federation)
@@ -202,7 +204,6 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
             "tests-only = true. A site trains alone only with min-clients = 1."
         )
     registry = replace(registry, nodes={k: registry.nodes[k] for k in range(num_clients)})
-    trained = TrainedModel.open(config.evaluate.model) if config.evaluate.model else None
     if trained:
         federation = trained.fitted(federation, config, registry.sites)
     evaluator = CentralizedEvaluator(config, federation)
@@ -361,11 +362,13 @@ def _check_padding(config: RunConfig, model: Model) -> None:
 
 
 def _register(
-    grid: Grid, config: RunConfig, resume: Path | None, stop: threading.Event
+    grid: Grid, config: RunConfig, resume: Path | None, stop: threading.Event, encoding: str
 ) -> tuple[Federation, registration.ClientRegistry]:
+    """Return the clients' federation, with tables in a tested model's ``encoding``, if any."""
     timeout = config.round_timeout
     if config.evaluate.by != "clients":
-        federation = prepare(config.data)
+        by_server = config.evaluate.by == "server"  # clients encode rows as they were trained
+        federation = prepare(config.data, encoding=encoding if by_server else "")
         num_clients = len(federation.clients)
         return federation, registration.register_clients(grid, num_clients, timeout, stop)
     settings = ConfigRecord(dict(config.to_flat()))

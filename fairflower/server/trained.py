@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from fairflower.registry import CLASSIFICATION
 from fairflower.server import checkpoint
 from fairflower.server.contents import BEST, MODEL, check_same_file, read_config, read_facts
 from fairflower.server.evaluation import CentralizedEvaluator
+from fairflower.tables.encoding import Encoding
+from fairflower.tables.sites import encoded_by
 
 
 @dataclass(frozen=True)
@@ -75,15 +78,8 @@ class TrainedModel:
         if sites:
             federation = self._at_sites(federation)
         self._check(self.facts, federation, "task", "classes")
-        described = self.facts.get("table") or self.facts.get("sites") or {}
-        known = described.get("federation", {}).get("encoding", "{}")
-        encoding = self.facts.get("encoding") or json.loads(known)
-        if encoding and encoding != json.loads(federation.encoding or "{}"):
-            raise ConfigError(
-                f"{self._start}: other rows taught how its table is encoded, so the columns of "
-                f"{config.data.name} would mean something else. Test it on the tables and with the "
-                "data settings of its training; for new rows use `fairflower predict`."
-            )
+        if self.encoding and federation.encoding:
+            federation = self._encoded(federation, config, sites)
         scale = self._scale(config)
         own = any(getattr(federation, name) != value for name, value in scale.items()) and not sites
         if config.evaluate.by != "server" and (own or self.path.suffix in _PROGRAMS):
@@ -107,6 +103,24 @@ class TrainedModel:
                 clients.append(replace(client, class_counts=spread))
             known |= {"classes": classes, "num_classes": len(names), "clients": tuple(clients)}
         return replace(federation, **known)
+
+    @cached_property
+    def encoding(self) -> str:
+        """How the model's rows of a table become features; empty if it is not of a table."""
+        described = self.facts.get("table") or self.facts.get("sites") or {}
+        exported = self.facts.get("encoding")  # of a model without its run folder
+        known = json.loads(described.get("federation", {}).get("encoding", "{}")) or exported
+        return Encoding.from_json(json.dumps(known)).to_json() if known else ""
+
+    def _encoded(self, federation: Federation, config: RunConfig, sites: bool) -> Federation:
+        """Return a federation of tables with the model's encoding and the scale of its targets."""
+        if not sites and config.evaluate.by != "server" and federation.encoding != self.encoding:
+            raise ConfigError(
+                f"{self._start}: clients would encode these rows differently from those of its "
+                "training. Set evaluate.by = 'server'."
+            )
+        federation = replace(federation, task=str(self.facts.get("task", federation.task)))
+        return encoded_by(Encoding.from_json(self.encoding), federation)
 
     def _scale(self, config: RunConfig) -> dict[str, Any]:
         """Return mean and std of the training data; empty if they are those of ``config``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from fairflower.tables.encoding import (
     differences,
     encoded,
     merged,
+    scaled_task,
     summed,
     unknown_levels,
 )
@@ -42,6 +43,7 @@ from fairflower.tables.schema import (
     parse,
     whole_numbers,
 )
+from fairflower.tables.sites import SiteTable
 from fairflower.tables.warnings import leaks, shared_rows, single_class
 from fairflower.tasks import Targets, task_of
 
@@ -84,8 +86,7 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         self.files = TableFiles(config)
         self.config = config  # for `all_domains`
         super().__init__(config)
-        #: Sums of each client domain's training rows, after `learn_encoding`.
-        self.sums: dict[str, Sums] = {}
+        self._site: SiteTable | None = None
         self._encoding: Encoding | None = None
         self._raw: dict[str, Raw] = {}
 
@@ -260,8 +261,8 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The encoding as text."""
-        return self._learnt.to_json()
+        """The encoding as text or, of a site without one of all sites, its sums."""
+        return self._site.to_json() if self._site else self._learnt.to_json()
 
     @property
     def feature_names(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -284,20 +285,30 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         places: Ints = in_order[self.places(domain, "train", rows)]
         return places
 
-    def learn_encoding(self, rows: Mapping[str, Ints]) -> None:
+    def _parse(self, columns: Iterable[Column], needed: Sequence[str] = ()) -> None:
+        """Read the cells of these columns of each domain, which must have those ``needed``."""
+        for domain in self.domains:
+            frame, decimal = self._open(domain).frame, self.files.schema.format.decimal
+            check_has(self.source(domain), frame, {"as all sites": needed})
+            own = [c for c in columns if c.name in frame]
+            self._raw[domain] = parse(self.source(domain), frame, own, decimal)
+
+    def learn_encoding(self, rows: Mapping[str, Ints], site: bool = False) -> None:
+        if self.given:
+            self._encoding = Encoding.from_json(self.given)
+            self._parse(self._encoding.columns, [c.name for c in self._encoding.columns])
+            return
         frames = {domain: self._open(domain).frame for domain in self.domains}
         places = {domain: self._trained(domain, own) for domain, own in rows.items()}
         trained = {domain: frames[domain].iloc[at] for domain, at in places.items()}
-        columns = self.files.columns(trained, self.target_names)
-        for domain, frame in frames.items():
-            own = [column for column in columns if column.name in frame]
-            decimal = self.files.schema.format.decimal
-            self._raw[domain] = parse(self.source(domain), frame, own, decimal)
+        listed = self.files.columns(trained, self.target_names, site)
+        columns = [column for column in listed if column.kind not in ("ignored", "")]
+        self._parse(columns)
         raws = {domain: self._raw[domain].rows(at) for domain, at in places.items()}
         named = {column.name: column for column in columns}
-        self.sums = {d: summed([named[name] for name in r.names], r) for d, r in raws.items()}
+        sums = {d: summed([named[name] for name in r.names], r) for d, r in raws.items()}
         if self.files.schema.sums:
-            self._encoding = merged(self.sums)
+            self._encoding = merged(sums)
         else:
             self._encoding = declared(self.files.schema, [column.name for column in columns])
         used = [column.name for column in self._encoding.columns]
@@ -306,15 +317,18 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         for domain, frame in frames.items():  # the held-out one, too
             check_has(self.source(domain), frame, {"as all domains of clients": used})
         targets = {domain: self._target_sums(frame) for domain, frame in trained.items()}
-        found = differences({d: {**own, **targets[d]} for d, own in self.sums.items()})
+        found = differences({d: {**own, **targets[d]} for d, own in sums.items()})
         found += leaks(self._encoding, raws, {d: self._predicted(f) for d, f in trained.items()})
         found += shared_rows({d: f[[*used, *self.target_names]] for d, f in frames.items()})
         found += single_class(targets)
         for text in found:
             logger.warning(text)
-        spec, names = TaskSpec.read(self.task), self.target_names
-        if spec.name == "regression" and len(names) == 1 and self.files.schema.sums:
-            self.task = scaled_task(self.task, {d: own[names[0]] for d, own in targets.items()})
+        if site:
+            ((domain, own),) = sums.items()
+            text = "" if self.files.schema.sums else self._encoding.to_json()
+            self._site = SiteTable.of(own, listed, len(rows[domain]), targets[domain], text)
+        elif self.files.schema.sums:
+            self.task = scaled_task(self.task, targets)
 
     def _predicted(self, frame: pd.DataFrame) -> Any:
         """Return the targets of rows: names of classes, or numbers."""
@@ -360,9 +374,9 @@ def inferred_task(tables: TableFiles, domains: Sequence[str], name: str) -> str:
         check_has(tables.source(domain), frame, {"data.target": [name]})
         parts.append(without_unit(frame[name])[0])
     cells = pd.concat(parts)
-    known = cells[cells != ""]
-    different = known.nunique()
-    number = any(is_number(known, mark).all() for mark in ".,")
+    different = cells[cells != ""].nunique()
+    held = [part[part != ""] for part in parts]  # each domain has its own decimal mark
+    number = all(any(is_number(part, mark).all() for mark in ".,") for part in held)
     if number and different > MOST_CLASSES:
         logger.info("%s has %d numbers, so the task is a regression.", name, different)
         return "regression"
@@ -370,17 +384,3 @@ def inferred_task(tables: TableFiles, domains: Sequence[str], name: str) -> str:
         text = f"the target has {different} different texts; expected classes or numbers"
         raise refused(f"{name}: {text}. Set data.target to another column.", text)
     return CLASSIFICATION
-
-
-def scaled_task(task: str, sums: Sums) -> str:
-    """Return a regression with center, scale and unit of its target, unless they are set.
-
-    ``sums`` are the target's at each place.
-    """
-    (whole,) = merged({place: {"": own} for place, own in sums.items()}).columns
-    spec = TaskSpec.read(task)
-    learnt = {"center": f"{whole.mean:.6g}", "scale": f"{whole.std:.6g}", "unit": whole.unit}
-    if spec.args.get("loss") == "poisson":
-        learnt = {"scale": f"{whole.mean:.6g}", "unit": whole.unit}
-    named = [f"{key}={value}" for key, value in learnt.items() if value and key not in spec.args]
-    return ":".join([task, *named])

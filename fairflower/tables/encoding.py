@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from fairflower.arguments import Count, Finite, Name, conform
+from fairflower.config.methods import TaskSpec
 from fairflower.data.federation import Floats
 from fairflower.errors import DataError
 from fairflower.tables.schema import RARE, Column, Raw, Schema, column_of, common_kind
@@ -280,3 +281,19 @@ def _unlike(name: str, known: Mapping[str, ColumnSums]) -> list[str]:
 
 def _list(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most)
+
+
+def scaled_task(task: str, targets: Mapping[str, Sums]) -> str:
+    """Return the task with center, scale and unit of the target of a regression, unless set.
+
+    ``targets`` are the sums of targets at each place.
+    """
+    spec = TaskSpec.read(task)
+    if spec.name != "regression" or any(len(sums) > 1 for sums in targets.values()):
+        return task
+    (whole,) = merged(targets).columns
+    learnt = {"center": f"{whole.mean:.6g}", "scale": f"{whole.std:.6g}", "unit": whole.unit}
+    if spec.args.get("loss") == "poisson":
+        learnt = {"scale": f"{whole.mean:.6g}", "unit": whole.unit}
+    named = [f"{key}={value}" for key, value in learnt.items() if value and key not in spec.args]
+    return ":".join([task, *named])

@@ -114,11 +114,14 @@ class TableFiles:
             self._frames[domain] = own
         return self._frames[domain]
 
-    def columns(self, trained: Mapping[str, pd.DataFrame], targets: Sequence[str]) -> list[Column]:
+    def columns(
+        self, trained: Mapping[str, pd.DataFrame], targets: Sequence[str], site: bool = False
+    ) -> list[Column]:
         """Return the columns of features that a domain has, with their kinds.
 
         ``trained`` are the training rows of each domain, which say the kind of a column that is not
-        in the schema. Raises ``DataError`` for dates, and for kinds that differ.
+        in the schema. A ``site`` has a single domain, and says also which columns it ignores, or
+        has no values of (kind ""). Raises ``DataError`` for dates, and for kinds that differ.
         """
         config, by_name = self.config, self.schema.columns
         used = {*targets, config.domain_column, config.split, config.patient, config.redraw}
@@ -137,8 +140,9 @@ class TableFiles:
             if not column.kind:
                 held = {d: f[name] for d, f in trained.items() if name in f}
                 kinds = {d: kind_of(f"{self.source(d)}: {name}", own) for d, own in held.items()}
-                column = Column(name, common_kind(name, kinds))
-                if column.kind == "ignored":
+                kind = next(iter(kinds.values())) if site else common_kind(name, kinds)
+                column = Column(name, kind)
+                if kind in ("ignored", ""):
                     text = "The column %r is ignored: it has no values, or identifies rows."
                     files.logger.warning(text, name)
             if column.kind == "date" and not column.since:
@@ -147,7 +151,8 @@ class TableFiles:
                     "which day days are counted (fairflower data schema).",
                     "a column has dates",
                 )
-            columns += [column] if column.kind not in ("ignored", "target") else []
+            unused = ("target",) if site else ("ignored", "target")
+            columns += [column] if column.kind not in unused else []
         return columns
 
 

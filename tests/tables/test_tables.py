@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import DataError, prepare
-from fairflower.data.sites import open_site
 from fairflower.errors import ConfigError
 from fairflower.tables.data_set import TableFolder
 from fairflower.tables.encoding import Encoding
@@ -324,11 +323,6 @@ def test_the_command_proposes_a_schema_beside_an_empty_one(three: Path) -> None:
     columns = {c.name: c for c in Encoding.from_json(federation.encoding).columns}
     assert [*columns] == ["age", "bmi", "sex", "smoking"]
     assert columns["sex"].levels == ("F", "M")
-
-
-def test_tables_between_sites_are_refused_before_they_are_read(three: Path) -> None:
-    with pytest.raises(DataError, match="tables of sites are not supported yet"):
-        open_site(config_of(three), "north")
 
 
 def test_marks_of_missing_cells_and_ranges_are_those_of_the_schema(

@@ -1,0 +1,153 @@
+"""Tables of sites: the sums that leave a site, and the encoding that they make at the server.
+
+A site describes its table (`SiteTable`, in `Federation.encoding`). The server merges the sums
+(`merge_sites`), and sends the encoding to all sites, which encode their rows by it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fairflower.data import Federation
+from fairflower.data import sites as data_sites
+from fairflower.errors import ConfigError, DataError, logger
+from fairflower.tables.encoding import (
+    ColumnSums,
+    Encoding,
+    Sums,
+    differences,
+    merged,
+    scaled_task,
+    sums_from_json,
+    sums_to_json,
+)
+from fairflower.tables.schema import Column
+
+
+@dataclass(frozen=True)
+class SiteTable:
+    """Sums over a site's training rows, of its columns and of its targets.
+
+    A column of kind "" has no values here, and an "ignored" one identifies rows. ``declared`` is
+    the encoding of a schema with ``sums = false``, as text; it is empty if sums make the encoding.
+    """
+
+    sums: Sums
+    targets: Sums
+    declared: str = ""
+
+    @classmethod
+    def of(
+        cls, sums: Sums, columns: Sequence[Column], rows: int, targets: Sums, declared: str
+    ) -> SiteTable:
+        """Return the table of a site; it has no ``sums`` of some of the columns that it has."""
+        others = {
+            c.name: ColumnSums(c, missing=rows if c.kind == "" else 0)
+            for c in columns
+            if c.name not in sums
+        }
+        return cls({**sums, **others}, targets, declared)
+
+    def to_json(self) -> str:
+        """Return the table as text, which `from_json` reads."""
+        texts = sums_to_json(self.sums), sums_to_json(self.targets), self.declared
+        return json.dumps(dict(zip(("sums", "targets", "declared"), texts, strict=True)))
+
+    @classmethod
+    def from_json(cls, text: str) -> SiteTable:
+        """Read what another machine sent; raise ``ValueError`` if it is invalid."""
+        try:
+            content: dict[str, str] = json.loads(text)
+            texts = content["sums"], content["targets"], content["declared"]
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"the description of a table cannot be read ({error!r})") from error
+        if texts[2]:
+            Encoding.from_json(texts[2])
+        return cls(sums_from_json(texts[0]), sums_from_json(texts[1]), texts[2])
+
+    def to_send(self, least: int) -> SiteTable:
+        """Return what leaves the site: no number of fewer than ``least`` rows, and no rare level.
+
+        With a declared encoding no sum leaves.
+        """
+        if self.declared:
+            return replace(self, sums={}, targets={})
+        sums, targets = (
+            {name: _without_few(own, least) for name, own in of.items()}
+            for of in (self.sums, self.targets)
+        )
+        return replace(self, sums=sums, targets=targets)
+
+
+def _without_few(own: ColumnSums, least: int) -> ColumnSums:
+    if own.known < least:
+        return ColumnSums(own.column, missing=own.known + own.missing)
+    return replace(own, counts={name: n for name, n in own.counts.items() if n >= least})
+
+
+def places_of(sites: Sequence[Federation]) -> list[str]:
+    """Return the domain of each site, with the site's number where several share it."""
+    domains = [site.domains[0] for site in sites]
+    count = Counter(domains)
+    return [f"{d} (site {k})" if count[d] > 1 else d for k, d in enumerate(domains)]
+
+
+def tables_of(sites: Sequence[Federation]) -> dict[str, SiteTable]:
+    """Return the sites' tables by place."""
+    tables = [SiteTable.from_json(site.encoding) for site in sites]
+    return dict(zip(places_of(sites), tables, strict=True))
+
+
+def said_of(tables: Mapping[str, SiteTable]) -> list[str]:
+    """Return sentences on columns and targets that sites lack, or seem to measure differently."""
+    return differences({place: {**t.sums, **t.targets} for place, t in tables.items()})
+
+
+def merge_sites(sites: Sequence[Federation]) -> Federation:
+    """Return `fairflower.data.sites.merge_sites`, for tables with the encoding of all sites.
+
+    Columns that seem to differ in unit or coding are logged. Raises ``DataError`` if the tables
+    have no column in common, or columns of different kinds, or if the schemas of sites differ.
+    """
+    whole = data_sites.merge_sites(sites)
+    if not whole.encoding:
+        return whole
+    tables = tables_of(sites)
+    for text in said_of(tables):
+        logger.warning(text)
+    encodings = {table.declared for table in tables.values()}
+    if len(encodings) > 1:
+        raise DataError(
+            "The sites declare different encodings (sums = false in schema.toml). Use the same "
+            "schema at all sites."
+        )
+    (text,), task = encodings, whole.task
+    encoding = Encoding.from_json(text) if text else merged({p: t.sums for p, t in tables.items()})
+    if not encoding.columns:
+        raise DataError("The sites' tables have no column of features in common. Compare them.")
+    if not text:
+        task = scaled_task(task, {place: table.targets for place, table in tables.items()})
+    return encoded_by(encoding, replace(whole, task=task))
+
+
+def encoded_by(encoding: Encoding, whole: Federation) -> Federation:
+    """Return the description of a federation of tables whose rows are encoded so."""
+    size = len(encoding.features)
+    mean, std = (0.0,) * size, (1.0,) * size
+    return replace(whole, encoding=encoding.to_json(), shape=(size,), mean=mean, std=std)
+
+
+def check_own(encoding: str, site: Federation) -> None:
+    """Raise ``ConfigError`` if a server's encoding has other columns than the site described."""
+    table, given = SiteTable.from_json(site.encoding), Encoding.from_json(encoding)
+    own = {name: sums.column.kind for name, sums in table.sums.items()}
+    names = {c.name for c in given.columns if own.get(c.name) == "ignored" and c.kind == "category"}
+    names |= {c.name for c in given.columns} - own.keys()
+    if names or (table.declared and table.declared != encoding):
+        raise ConfigError(
+            "the run encodes tables by columns that this site did not describe. Its files have "
+            "changed since the run began, or the server asks for more."
+        )
