@@ -54,8 +54,9 @@ WORDS = {
     GROUP_COUNTS: "counts of test examples for each group of people",
     FAILED_METRICS: "names of your own metrics that failed",
     OWN: "this site's own model",
-    "site": "description of the site's data",
-    "federation": "description of the shared data",
+    "site": "description of the site's data, with its domain, its numbers of training examples of "
+    "each class and of test and validation examples, and names of classes and groups",
+    "federation": "the same of the whole shared data set",
     "digest": "SHA-256 of the shared data and its description",
     "partition-id": "number from the node config",
     "num-partitions": "number from the node config",
