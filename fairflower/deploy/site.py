@@ -30,6 +30,7 @@ from fairflower.deploy.local import HOST, free_port, script, unproxied
 from fairflower.deploy.policy import Policy
 from fairflower.errors import ConfigError, WriteError, error_text, failure_text, logger
 from fairflower.flower_compat import Task, TaskQueue, set_task_identity
+from fairflower.secure.consortium import Consortium
 
 #: Seconds between two questions whether there is a message, and between two signs of life during
 #: an answer, which the SuperNode expects once a minute.
@@ -132,6 +133,7 @@ class Site:
     def __init__(self, config: SiteConfig) -> None:
         self.config = config
         self.policy = Policy.read(Path(config.policy)) if config.policy else None
+        Consortium.of(config.node)  # an error now, and not in the first round
         self._audit = AuditLog(Path(config.audit_log))
         self._worker = Worker()
 
