@@ -32,7 +32,7 @@ BUDGETS = {
     "registry": 830,
     "report": 6070,
     "secure": 1185,
-    "server": 4745,
+    "server": 4760,
     "statistics": 410,
     "strategies": 4210,
     "tasks": 900,
