@@ -23,7 +23,6 @@ from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.config.run import check_tuned
 from fairflower.config.text import unknown
 from fairflower.errors import ConfigError, quoted
-from fairflower.flower_compat import SiteKey, nodes_at
 from fairflower.machine import HANGUP
 from fairflower.paths import new_folder
 from fairflower.plans.plan import grid_configs
@@ -161,6 +160,7 @@ def sites(superlink: Annotated[str | None, _SuperLink] = None) -> None:
 
     Data and version are what a site said in the latest run whose server has this $FAIRFLOWER_HOME.
     """
+    from fairflower.flower_compat import SiteKey, nodes_at
     from fairflower.server.known_sites import known_sites
 
     said, rows = known_sites(), []
@@ -187,6 +187,7 @@ def check(
 
     Without the name of a SuperLink, no connection is opened.
     """
+    from fairflower.flower_compat import SiteKey, nodes_at
     from fairflower.server.setup import check_fewest_clients, check_num_clients
 
     run = RunConfig.from_flat(ConfigOverrides(config, {}, {}).settings)
