@@ -82,7 +82,7 @@ class RunConfig:
     ] = 0
     sites: Annotated[
         int | str,
-        Range(0, MAX_INT),
+        Range(0),
         "Comma-separated names of the sites that take part, or their minimum number in the first "
         "round. 0 means the sites that are connected, at least two.",
     ] = 0

@@ -422,6 +422,7 @@ def check_client_settings(config: RunConfig, federation: Federation) -> None:
     for split in ("test", "validation"):
         if config.evaluates(split) and config.evaluate.by != "server":
             check_clients_can_test(config.data, federation, split)
+    check_num_clients(config, len(federation.clients))
 
 
 def check_num_clients(config: RunConfig, num_clients: int) -> None:

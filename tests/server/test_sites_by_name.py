@@ -320,7 +320,7 @@ def test_the_command_line_lists_sites_and_checks_a_config(
     (north,) = [line for line in listed if "north" in line]
     assert "online" in north
     assert "2026-11-29T22:10" in north
-    assert "domain d0, 18 training examples, fairflower 0.1.0" in north
+    assert "domain d0, 18" in north
     assert [line for line in listed if "coast" in line and "no run yet" in line]
 
     config = tmp_path / "run.toml"
