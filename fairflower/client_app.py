@@ -34,7 +34,7 @@ from fairflower.flower_compat import is_supernode
 from fairflower.models import Model, frozen_digest
 from fairflower.registry.measurements import MEASUREMENTS, load_measurement
 from fairflower.registry.user_metrics import FAILED_METRICS, load_function
-from fairflower.secure.client import limit_tests, secure_mod
+from fairflower.secure.client import limit_tests, must_mask, secure_mod
 from fairflower.training.app import make_client_app
 from fairflower.training.batches import ClientData
 from fairflower.training.build import build_model, build_trainer
@@ -134,8 +134,8 @@ def query(message: Message, context: Context) -> Message:
         answer["tests-only"] = True
     if config and "domain" in node:
         run = _settings(config)
-        answer["site"] = _described_site(context, run).to_json()
-        if run.statistics and "row-digests" in node:
+        answer["site"] = _described_site(message, context, run).to_json()
+        if run.statistics and "row-digests" in node and not run.privacy.on:
             from fairflower.tables.digests import row_digests
 
             place = _data_config(context, run), str(node["domain"])
@@ -181,7 +181,7 @@ def _place(
     return client_id, federation, _data(federation, client_id, site)
 
 
-def _described_site(context: Context, run: RunConfig) -> Federation:
+def _described_site(message: Message, context: Context, run: RunConfig) -> Federation:
     """Return a site's description of its data, without what it may not send of a table."""
     config, node = _data_config(context, run), context.node_config
     site = open_site(config, str(node["domain"]))
@@ -190,10 +190,11 @@ def _described_site(context: Context, run: RunConfig) -> Federation:
     from fairflower.tables.sites import SiteTable
 
     table = SiteTable.from_json(site.encoding).to_send(config.smallest_group)
-    if table.sums and (run.secure_aggregation or node.get("secure-aggregation")):
+    if table.sums and (run.privacy.on or must_mask(message, context)):
+        asked = "privacy.clip" if run.privacy.on else "secure-aggregation = true"
         raise ConfigError(
-            "secure-aggregation = true: the server would see each site's sums of its table, which "
-            "are not masked. Declare ranges and levels in the schema, with sums = false."
+            f"{asked}: the server would see each site's sums of its table, without noise and not "
+            "masked. Declare ranges and levels in the schema, with sums = false."
         )
     return dataclasses.replace(site, encoding=table.to_json())
 

@@ -27,6 +27,7 @@ NODE_KEYS |= {CONSORTIUM, SIGNING_KEY, "row-digests"}
 #: Fewest characters of the key of ``row-digests``, which nobody may guess.
 KEY_LENGTH = 16
 
+_NODE_PATHS = ("data-dir", CONSORTIUM, SIGNING_KEY)
 _PATHS = ("root_certificates", "private_key", "policy", "audit_log")
 
 
@@ -91,9 +92,11 @@ class SiteConfig:
             raise ConfigError(f"{path}: superlink is missing: the SuperLink's address, host:port.")
         folder, given = path.parent.absolute(), {name: getattr(site, name) for name in _PATHS}
         paths: dict[str, Any] = {n: str(folder / text) for n, text in given.items() if text}
-        for name in set(paths) - {"audit_log"}:
+        for name in {*paths} - {"audit_log"}:
             if not Path(paths[name]).is_file():
                 key = name.replace("_", "-")
                 raise ConfigError(f"{path}: {key} = {quoted(getattr(site, name))}: no such file.")
+        own = {key: str(folder / str(node[key])) for key in _NODE_PATHS if node.get(key)}
+        paths["node"] = {**node, **own}
         log = paths.get("audit_log") or str(home() / "audit" / "audit.jsonl")
         return dataclasses.replace(site, **{**paths, "audit_log": log})

@@ -62,23 +62,30 @@ def entry(message: Message, reply: Message | str, refused: bool) -> dict[str, An
     config: Any = records.get("config", ConfigRecord())
     stage = _short(records.get(RECORD_KEY_CONFIGS, ConfigRecord()).get(Key.STAGE))
     usual = RunConfig().concise()  # other forms import every method, and PyTorch
-    settings = {
-        key: _short(value)
+    changed = {
+        _short(key): _short(value)
         for key, value in config.items()
-        if is_setting(key) and key not in execution_keys() and value != usual.get(key, DEFAULT)
+        if key not in execution_keys() and value != usual.get(key, DEFAULT)
     }
+    settings = {key: value for key, value in changed.items() if is_setting(key)}
+    beside = {k: v for k, v in changed.items() if k not in {*settings, "server-round", "measure"}}
     failed = isinstance(reply, str)
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "run": str(message.metadata.run_id),
         "round": _short(config.get("server-round")),
         "kind": message.metadata.message_type + (f" ({stage})" if stage else ""),
-        "settings": settings,
+        "settings": dict([*settings.items()][:_MOST]),
+        "beside": dict([*beside.items()][:_MOST]),
         "measure": _short(config.get("measure", "")),
         "outcome": "refused" if refused else "failed" if failed else "answered",
-        "reason": reply if isinstance(reply, str) else "",
+        "reason": reply[:2000] if isinstance(reply, str) else "",
         "sent": {} if isinstance(reply, str) else _sent(reply),
     }
+
+
+#: Most settings of a message in the log: a server may send any number of keys.
+_MOST = 100
 
 
 def _short(value: Any) -> Any:

@@ -40,10 +40,11 @@ from fairflower.config.text import (
 from fairflower.errors import ConfigError, quoted
 from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage
 from fairflower.paths import read_text
-from fairflower.registry import METRICS, RANDOM_WEIGHTS
+from fairflower.registry import CLASSIFICATION, METRICS, RANDOM_WEIGHTS
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.registry.named import Registry
 from fairflower.registry.user_metrics import metric_names
+from fairflower.secure.protocol import MAX_SHARES
 
 #: Allowed names. ``*`` stands for all built-in ones, except networks of other libraries, which are
 #: ``timm:*`` and the like. A part that is not built in, ``my_package.module:Class``, is named.
@@ -79,6 +80,8 @@ class Policy:
     protection: Literal["none", "secure-aggregation", "differential-privacy", "either"] = "none"
     #: Largest ``privacy.max-epsilon`` of a run with differential privacy.
     largest_epsilon: Annotated[float, Range(above=0)] = 10.0
+    #: Smallest noise multipliers of a run that has differential privacy for `protection`.
+    smallest_noise: Annotated[float, Range(above=0)] = 0.1
     #: Smallest number of other sites in every round (``min-clients``, less this site).
     smallest_others: Count = 0
     most_rounds: Annotated[int, Range(1)] = 1000
@@ -129,7 +132,8 @@ class Policy:
         """
         records, kind = message.content.config_records, message.metadata.message_type
         config = records.get("config", ConfigRecord())
-        self._require("trains", self.trains or not kind.startswith(MessageType.TRAIN), kind)
+        trains = kind.startswith(MessageType.TRAIN) or config.get("split") == "train"
+        self._require("trains", self.trains or not trains, f"{kind} on training examples")
         if RECORD_KEY_CONFIGS in records:
             self._check_stage(records[RECORD_KEY_CONFIGS])
         protocol = kind == MessageType.TRAIN and RECORD_KEY_CONFIGS in records
@@ -146,6 +150,12 @@ class Policy:
                 self._require_name(key, spec.KEY, spec.read(str(text)).name)
         for place in metric_names(str(config.get("evaluate.metrics", ""))).values():
             self._require_name("metrics", "evaluate.metrics", place)
+        if text := config.get("federation"):
+            task = TaskSpec.read(_task_of(str(text))).name
+            self._require_name("tasks", "federation.task", task)
+        for key, name in (("reference", config.get("reference")), ("own-model", "alone")):
+            if config.get(key):
+                self._require_name("strategies", key, str(name))
 
     def _require_name(self, key: str, setting: str, name: str) -> None:
         registry, allowed = _REGISTRIES[key], getattr(self, key)
@@ -185,20 +195,33 @@ class Policy:
         self._require("largest-epsilon", fits, f"privacy.max-epsilon = {epsilon:g}")
         if wanted == "differential-privacy" or (wanted == "either" and not masked):
             self._require(key, not privacy.noise_seed, "privacy.noise-seed, which undoes the noise")
-            noised = privacy.number_noise_multiplier > 0 or not asked
-            self._require(key, noised, "numbers with privacy.number-noise-multiplier = 0")
+            noises = {"noise-multiplier": privacy.noise_multiplier}
+            noises |= {"number-noise-multiplier": privacy.number_noise_multiplier} if asked else {}
+            for name, noise in noises.items():
+                fits = noise >= self.smallest_noise
+                self._require("smallest-noise", fits, f"privacy.{name} = {noise:g}")
             # Such runs test on the server, and these replies would have no noise.
             clear = kind in (MessageType.EVALUATE, "train.measure")
             self._require(key, not clear, f"a message {kind!r}, whose reply has no noise")
 
     def _check_stage(self, asked: Mapping[str, Any]) -> None:
         """Check the number of sites in a sum, which the first and the last step tell."""
-        sizes = {Stage.SETUP: asked.get(Key.SAMPLE_NUMBER, 0)}
-        sizes[Stage.UNMASK] = len(asked.get(Key.ACTIVE_NODE_ID_LIST, ()))
+        sizes = {Stage.SETUP: (asked.get(Key.SAMPLE_NUMBER, 0), self.smallest_others)}
+        # The last step names only the sites with which this one has shared secrets.
+        neighbors = min(self.smallest_others, MAX_SHARES - 1)
+        sizes[Stage.UNMASK] = len(asked.get(Key.ACTIVE_NODE_ID_LIST, ())), neighbors
         if (stage := asked.get(Key.STAGE)) in sizes:
-            words = f"{sizes[stage]} sites in the sum"
-            self._require("smallest-others", sizes[stage] > self.smallest_others, words)
+            size, others = sizes[stage]
+            self._require("smallest-others", size > others, f"{size} sites in the sum")
 
     def _require(self, key: str, holds: bool, asked: str) -> None:
         if not holds:
             raise ConfigError(f"Refused by the site's policy ({self.line(key)}): {asked}.")
+
+
+def _task_of(federation: str) -> str:
+    """Return the task in a message's description of the federation."""
+    try:
+        return str(json.loads(federation).get("task") or CLASSIFICATION)
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"the message's federation is invalid ({error})") from error

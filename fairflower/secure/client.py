@@ -197,8 +197,7 @@ def check_request(message: Message, context: Context, consortium: Consortium | N
         _require(most == told["target_range"], f"the largest weight {most} is not the set-up's")
         claim_round(message, context, "train")
         if consortium:
-            model = message.content.array_records["arrays"]
-            consortium.note_request(model, records["config"], context)
+            consortium.note_request(message.content.array_records, records["config"], context)
     elif stage == Stage.UNMASK:
         present = asked[Key.ACTIVE_NODE_ID_LIST]
         _check_nodes([*present, *asked[Key.DEAD_NODE_ID_LIST]], told["rd_seed_share_dict:K"])
@@ -242,6 +241,8 @@ def claim_round(message: Message, context: Context, task: str) -> None:
     _require(follows, f"round {now} to {task} does not follow after round {last}")
     _require(task != "train" or kept.get(run + "measure") == now, f"round {now} has no measuring")
     _require(kept.get(run + "settings", digest) == digest, "the run's settings have changed")
+    # A client of these sends back what it received: its update is 0, and the sum another's.
+    _require("reference" not in config, f"a reference, {config.get('reference')!r}, under masks")
     context.state[_ROUNDS] = ConfigRecord({**kept, run + task: now, run + "settings": digest})
     _mark(context, f"{context.node_id} {run}{config.get('run-id')} {task} {now}")
 

@@ -26,13 +26,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ArrayRecord, ConfigRecord, Context
 
-from fairflower.config.run import is_setting
-from fairflower.config.secure import CONSORTIUM, SIGNING_KEY
+from fairflower.config.secure import CONSORTIUM, SIGNING_KEY, WEIGHT_KEY
 from fairflower.errors import ConfigError
 from fairflower.paths import read_text
 from fairflower.secure.protocol import SMALLEST_SUM
 
 #: Record of ``Context.state`` with what a site has seen and signed in this set-up.
+#: Keys of a train message that an honest server tells each site another value of, beside those of
+#: its weight.
+_OF_ONE_SITE = ("client-id", "merged-round")
+
 _STATE = "fairflower.consortium"
 
 #: First item of everything that is signed, so that no signature for another purpose fits.
@@ -159,12 +162,19 @@ class Consortium:
             }
         )
 
-    def note_request(self, model: ArrayRecord, config: Mapping[str, Any], context: Context) -> None:
-        """Add the model and the settings with which the site trains to what it has seen."""
-        arrays = [[name, a.dtype, *a.shape, _hash(a.data)] for name, a in model.items()]
-        settings = {k: v for k, v in config.items() if is_setting(k) or k == "server-round"}
+    def note_request(
+        self, arrays: Mapping[str, ArrayRecord], config: Mapping[str, Any], context: Context
+    ) -> None:
+        """Add the arrays and all values with which the site trains to what it has seen."""
+        hashes = [
+            [part, name, a.dtype, *a.shape, _hash(a.data)]
+            for part, record in sorted(arrays.items())
+            for name, a in record.items()
+        ]
+        own = (*_OF_ONE_SITE, f"{WEIGHT_KEY.partition('.')[0]}.")
+        told = {key: value for key, value in config.items() if not key.startswith(own)}
         state: Any = context.state[_STATE]
-        state["seen"] = _digest(state["seen"], *arrays, *sorted(settings.items()))
+        state["seen"] = _digest(state["seen"], *hashes, *sorted(told.items()))
 
     def sign_list(self, present: list[int], threshold: int, context: Context) -> ConfigRecord:
         """Sign what the site has seen and which nodes are present, once in a set-up."""

@@ -40,6 +40,8 @@ def train_round(
     or 0. The arrays to send with the model are those measured and the trainer's ``returns``.
     """
     with _restored(trainer, context, config, before=round_of(config)) as state_round:
+        if OWN in trainer.state and not _keeps_model(config):
+            raise ValueError("the client keeps its own model in this run, and sends none")
         numbers, measured = train_and_measure(trainer, config)
     if _keeps_model(config):
         trainer.state[OWN] = trainer.send()

@@ -19,6 +19,7 @@ from processes import ROOT, belonging_to, wait_for
 from rich.console import Console
 from safetensors.numpy import load_file
 
+from fairflower import __version__
 from fairflower.client_app import app as client_app
 from fairflower.config import RunConfig
 from fairflower.config.text import toml_value
@@ -124,7 +125,7 @@ def test_no_code_of_a_bundle_runs_at_a_site(
         # A bundle's own data set class.
         monkeypatch.syspath_prepend(str(trial.folder / "apps" / "2"))
         monkeypatch.delenv("FAIRFLOWER_HOME", raising=False)
-        own = {"data.name": "own_data:Data", "num-server-rounds": 0}
+        own = {"data.name": "own_data:Data", "num-server-rounds": 0, "min-clients": 1}
         trial.run(RunConfig.from_flat({**settings, **own}))
         # A user of the machine without the secret gets no message.
         (port,) = re.findall(r"http://127\.0\.0\.1:(\d+)", held.output())
@@ -195,7 +196,8 @@ def test_a_killed_worker_is_started_again_by_the_next_message(
         pids.append(worker._running[0].pid)  # type: ignore[index, arg-type]
         return reply if isinstance(reply, str) else dict(reply.content["node"])
 
-    assert [ask(), ask()] == [{"partition-id": 3}] * 2
+    answer = {"partition-id": 3, "version": __version__}
+    assert [ask(), ask()] == [answer] * 2
     assert pids[0] == pids[1]
     assert ask(Message(RecordDict(), 1, "train")).startswith("<class 'RuntimeError'>")
     os.kill(pids[0], signal.SIGKILL)
@@ -208,5 +210,5 @@ def test_a_killed_worker_is_started_again_by_the_next_message(
 
     with pytest.raises(WorkerEnded, match="exit code -9"):
         ask(keep=kill)
-    assert ask() == {"partition-id": 3}
+    assert ask() == answer
     assert len(set(pids)) == 2

@@ -192,7 +192,7 @@ def test_replies_without_noise_are_refused_where_noise_is_required(tmp_path: Pat
     with pytest.raises(ConfigError, match="undoes the noise"):
         held.check(message({**private, "privacy.noise-seed": 1}))
     asked = {**private, "strategy.name": "qffl"}
-    with pytest.raises(ConfigError, match=r"numbers with privacy\.number-noise-multiplier = 0"):
+    with pytest.raises(ConfigError, match=r"privacy\.number-noise-multiplier = 0"):
         held.check(message(asked, measure="received_loss"))
     held.check(message({**asked, "privacy.number-noise-multiplier": 1.0}, measure="received_loss"))
     with pytest.raises(ConfigError, match="whose reply has no noise"):  # masks beside noise
@@ -320,6 +320,7 @@ def test_a_line_of_the_audit_log_says_what_left_but_no_value(tmp_path: Path) -> 
         "round": 1,
         "kind": "train",
         "settings": {"train.lr": 0.3, "strategy.name": "qffl"},
+        "beside": {},
         "measure": "received_loss",
         "outcome": "answered",
         "reason": "",
