@@ -32,6 +32,10 @@ def schema(
     tables = TableFiles(config, Schema())  # the shell may have made the file to write already
     frames = {domain: tables.frame(domain) for domain in tables.domains()}
     names = names_in(config.target) or [name for name in (config.time, config.event) if name]
+    columns = list(dict.fromkeys(str(c) for frame in frames.values() for c in frame))
+    for name in (*names, *filter(None, (config.patient, config.split, config.groups))):
+        if name not in columns:
+            raise ConfigError(unknown("column", name, columns))
     typer.echo(proposed(frames, names), nl=False)
 
 

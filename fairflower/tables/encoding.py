@@ -239,7 +239,10 @@ def differences(places: Mapping[str, Sums]) -> list[str]:
     for name in sorted(set().union(*places.values())):
         own = {place: sums[name] for place, sums in places.items() if name in sums}
         if lacking := [place for place in places if place not in own]:
-            said.append(f"The column {name!r} is ignored, because {_list(lacking)} lack it.")
+            said.append(
+                f"The column {name!r} is ignored, because "
+                f"{_list(lacking)} {'lack' if lacking[1:] else 'lacks'} it."
+            )
             continue
         units = {each.column.unit: place for place, each in own.items() if each.known}
         if len(units) > 1:

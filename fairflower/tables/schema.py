@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -216,6 +216,11 @@ def _clipped(where: object, x: npt.NDArray[np.float64], column: Column) -> npt.N
     low = -math.inf if column.low is None else column.low
     high = math.inf if column.high is None else column.high
     if column.kind == "number" and (outside := int(((x < low) | (x > high)).sum())):
+        known = int(np.isfinite(x).sum())
+        if outside > max(known / 2, RARE):
+            text = f"{outside} of {known} numbers are outside of the schema's range"
+            remedy = f"Correct them, or the range; the unit is {column.unit or 'not said'}"
+            raise refused(f"{where}: {column.name}: {text}. {remedy}.", f"a column: {text}.")
         text = "%s: %s: %d numbers are outside of the schema's range, and clipped to it."
         logger.warning(text, where, column.name, outside)
         return np.clip(x, low, high)
@@ -323,26 +328,28 @@ def proposed(frames: Mapping[str, pd.DataFrame], targets: Collection[str]) -> st
         except DataError as error:
             lines += [f"# {' '.join(str(error).split())}"]
             kind = "category"
-        cells = pd.concat(held.values())
         kind = "ignored" if absent else kind
         chosen = "target" if name in targets else kind
-        lines += [f"kind = {toml_value(chosen)}", *_details(kind, cells, chosen == "target")]
+        lines += [f"kind = {toml_value(chosen)}", *_details(kind, [*held.values()], chosen)]
     return "\n".join(lines) + "\n"
 
 
-def _details(kind: Kind, cells: pd.Series, target: bool) -> list[str]:
-    """Return the lines of a proposed column after its kind."""
+def _details(kind: Kind, cells: Sequence[pd.Series], chosen: str) -> list[str]:
+    """Return the lines of a proposed column after its kind; ``cells`` are those of each domain."""
     if kind == "date":
         return ['since = ""  # for example "2000-01-01"']
     if kind == "category":
-        counts = cells[cells != ""].value_counts()
+        held = pd.concat(cells)
+        counts = held[held != ""].value_counts()
         levels = sorted(map(str, counts[counts >= RARE].index))
         return [f"levels = [{', '.join(map(toml_value, levels))}]"]
     if kind != "number":
         return []
-    bare, unit = without_unit(cells)
-    x = numbers_of(bare, "." if is_number(bare[bare != ""], ".").all() else ",")
+    pairs = [without_unit(own) for own in cells]
+    marks = ["." if is_number(bare[bare != ""], ".").all() else "," for bare, _ in pairs]
+    x = np.concatenate([numbers_of(*own) for own in zip((b for b, _ in pairs), marks, strict=True)])
+    unit = next((unit for _, unit in pairs if unit), "")
     size = 10.0 ** math.floor(math.log10(max(np.nanmax(np.abs(x)), 1e-9)) - 1)
     low, high = math.floor(np.nanmin(x) / size) * size, math.ceil(np.nanmax(x) / size) * size
-    ends = [] if target or low == high else [f"low = {low:.6g}", f"high = {high:.6g}"]
+    ends = [] if chosen == "target" or low == high else [f"low = {low:.6g}", f"high = {high:.6g}"]
     return [f"unit = {toml_value(unit)}", *ends]

@@ -140,7 +140,7 @@ def test_other_units_codings_and_lacking_columns_are_named() -> None:
     assert differences({"north": north, "again": north}) == []  # type: ignore[dict-item]
     del south["kind"]
     (said_of, _) = differences({"north": north, "south": south})  # type: ignore[dict-item]
-    assert "'kind' is ignored, because south lack it" in said_of
+    assert "'kind' is ignored, because south lacks it" in said_of
     around_0 = [[(x, "a") for x in (-1.0, 1.0, -1.0, 1.0, shift)] for shift in (0.05, 1.0)]
     assert differences(dict(zip("ab", map(sums, around_0), strict=True))) == []  # type: ignore[arg-type]
 

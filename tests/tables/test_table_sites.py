@@ -117,7 +117,7 @@ def test_a_site_encodes_a_column_that_only_others_have_values_of(tmp_path: Path)
         ({"size": numbers(40, 1.7)}, "'size' has a mean of .* at s1 and of .* at s0: are the unit"),
         ({"sex": ["X", "Y"] * 20}, "'sex' has no level in common at s0 and s1: is it coded diff"),
         ({"y": ["0", "1"] * 20}, "'y' has no level in common at s0 and s1"),
-        ({"more": numbers(40)}, "'more' is ignored, because s0 lack it"),
+        ({"more": numbers(40)}, "'more' is ignored, because s0 lacks it"),
     ],
 )
 def test_the_server_warns_of_columns_that_differ(

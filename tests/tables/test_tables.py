@@ -273,7 +273,7 @@ def test_kinds_that_differ_between_domains_are_refused(tmp_path: Path) -> None:
         ),
         ({"name": [f"x{k}" for k in range(40)]}, {"name": ["y"] * 50}, "'name' is ignored"),
         ({"row": list(range(40))}, {"row": list(range(50))}, "'row' is ignored"),
-        ({"more": [1, 2] * 20}, {}, "'more' is ignored, because b lack it"),
+        ({"more": [1, 2] * 20}, {}, "'more' is ignored, because b lacks it"),
     ],
 )
 def test_what_is_suspicious_is_said(
@@ -335,3 +335,23 @@ def test_marks_of_missing_cells_and_ranges_are_those_of_the_schema(
     assert dose.may_miss
     assert dose.mean < 10
     assert "10 numbers are outside of the schema's range" in caplog.text
+
+
+def test_a_proposed_range_holds_the_numbers_of_every_domain_and_another_unit_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = {"a": ["50,5", "71,25"] * 20, "b": ["48.5", "109.75"] * 20}
+    folder = tmp_path / "t"
+    folder.mkdir()
+    for domain, held in weights.items():
+        rows = [f"{w};{'yes' if k // 2 % 2 else 'no'}" for k, w in enumerate(held)]
+        (folder / f"{domain}.csv").write_text("\n".join(["weight;ill", *rows]))
+    target = ["-s", "data.target=ill"]
+    (folder / "schema.toml").write_text(call("data", "schema", folder, *target))
+    prepare(DataConfig("table", dir=str(folder), target="ill"))
+    assert "clipped" not in caplog.text
+    grams = (folder / "b.csv").read_text().replace("48.5", "48500").replace("109.75", "109750")
+    (folder / "b.csv").write_text(grams)
+    with pytest.raises(DataError, match=r"weight: \d+ of \d+ numbers are outside"):
+        prepare(DataConfig("table", dir=str(folder), target="ill"))
+    assert "Did you mean 'ill'?" in call("data", "schema", folder, "-s", "data.target=il", expect=2)

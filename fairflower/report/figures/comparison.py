@@ -136,7 +136,8 @@ def _differences(
         "differences",
         sheet,
         f"Differences from {reference}, {comparison.span()}",
-        "Dot: mean over pairs; line: simultaneous 95 % interval; gray: margin of equivalence.",
+        "Dot: mean over pairs; line: simultaneous 95 % interval, if narrower than the score's "
+        "range; gray: margin of equivalence.",
         f"Differences from {reference}: {'; '.join(alt_parts)}.",
     )
 
