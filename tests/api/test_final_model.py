@@ -77,7 +77,7 @@ def wrapped(
     model: nn.Module, shape: tuple[int, ...], classes: int = 3, task: str = CLASSIFICATION
 ) -> Network:
     mean, std = SCALES[len(shape)]
-    federation: Any = SimpleNamespace(shape=shape, mean=mean, std=std, classes=())
+    federation: Any = SimpleNamespace(shape=shape, mean=mean, std=std, classes=(), encoding="")
     names = tuple(map(str, range(classes)))
     vars(federation).update(class_names=names, task=task, learns=task_of(task))
     return Network(model, federation)
