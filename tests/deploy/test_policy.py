@@ -182,6 +182,34 @@ def test_a_strategy_may_ask_only_for_its_own_measurements(tmp_path: Path) -> Non
         policy(tmp_path).check(asked)
 
 
+@pytest.mark.parametrize(
+    ("more", "settings", "beside", "line"),
+    [
+        (
+            'tasks = ["classification"]',
+            {},
+            {"federation": '{"\\u0074ask" : "regression"}'},
+            "tasks",
+        ),
+        ("", {}, {"federation": "no JSON"}, "invalid"),
+        ("", {}, {"reference": "alone"}, "strategies"),
+        ("", {}, {"own-model": "send"}, "strategies"),
+        ("trains = false", {}, {"split": "train"}, "trains"),
+        ('protection = "differential-privacy"', {"privacy.noise-multiplier": 1e-9}, {}, "noise"),
+    ],
+)
+def test_what_a_message_says_beside_its_settings_is_held_to_the_policy(
+    tmp_path: Path, more: str, settings: dict[str, Any], beside: dict[str, Any], line: str
+) -> None:
+    text = OPEN.replace('strategies = ["*"]', 'strategies = ["fedavg"]')
+    assert text != OPEN
+    held = policy(tmp_path, more, text)
+    asked = {"strategy.name": "fedavg", "privacy.max-epsilon": 1.0, **settings}
+    kind = "evaluate" if "split" in beside else MessageType.TRAIN
+    with pytest.raises(ConfigError, match=line):
+        held.check(message(asked, kind, **beside))
+
+
 def test_replies_without_noise_are_refused_where_noise_is_required(tmp_path: Path) -> None:
     held = policy(tmp_path, 'protection = "differential-privacy"')
     private = {"privacy.noise-multiplier": 1.0, "privacy.max-epsilon": 8.0}
