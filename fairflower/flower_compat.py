@@ -195,13 +195,17 @@ class SiteKey(NamedTuple):
         """
         if not (name := getattr(node, "name", "")) or not node.public_key:
             return None
-        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-        public = serialization.load_pem_public_key(node.public_key)
-        form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        blob = base64.b64decode(public.public_bytes(*form).split()[1])
-        digest = base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
-        return cls(name, f"SHA256:{digest}")
+        return cls(name, fingerprint(load_pem_public_key(node.public_key)))
+
+
+def fingerprint(key: Any) -> str:
+    """Return a public key's fingerprint, as ``ssh-keygen -l`` shows it."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    blob = base64.b64decode(key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).split()[1])
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
 def connected_nodes(grid: Grid) -> dict[int, SiteKey | None]:

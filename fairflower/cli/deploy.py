@@ -101,13 +101,10 @@ def trial(
             "themselves, and no noise is added to their accuracies. Omit --site, so that the sites "
             "share a data set on which the server tests, or set privacy.noise-multiplier = 0."
         )
+    data, nodes = local.nodes_of(data, site, sites)
     if site:
-        nodes = local.nodes_with_folders(site, data)
         configs = [replace(config, sites=len(nodes)) for config in configs]
-    else:
-        data, nodes = local.nodes_with_shares(data, sites)
     for node in nodes:  # all sites of a trial are on this machine, so they share their models
-        node["smallest-group"] = data.smallest_group
         node["share-own-model"] = node["test-others-models"] = True
     _end_children_on_signals()
     show = partial(console.print, soft_wrap=True)
@@ -179,12 +176,7 @@ def leaves(
     settings: dict[str, Any] = {"data.clients-per-domain": 1}
     settings |= {"data.name": "npz"} if site else {}
     run = local.deployable(RunConfig.from_flat(settings | overrides.settings))
-    if site:
-        data, nodes = run.data, local.nodes_with_folders(site, run.data)
-    else:
-        data, nodes = local.nodes_with_shares(run.data, sites)
-    for node in nodes:
-        node["smallest-group"] = data.smallest_group
+    data, nodes = local.nodes_of(run.data, site, sites)
     with console.status("Rehearsing two rounds"):
         rehearsal = listing.rehearse(replace(run, data=data, sites=len(nodes)), nodes)
     rows, needs = rehearsal.leaving(), rehearsal.needs()
@@ -301,7 +293,8 @@ def fingerprints(
     server. `ssh-keygen -lf` shows the same for a site's .pub file.
     """
     from fairflower.config.secure import CONSORTIUM, SIGNING_KEY
-    from fairflower.secure.consortium import Consortium, fingerprint, read_sites
+    from fairflower.flower_compat import fingerprint
+    from fairflower.secure.consortium import Consortium, read_sites
 
     mine = Consortium.of({CONSORTIUM: file, SIGNING_KEY: own}) if own else None
     for name, public in read_sites(file).items():

@@ -26,8 +26,9 @@ def schema(
     """
     settings = {"data.name": "table", "data.dir": str(folder)} | overrides.settings
     config = RunConfig.from_flat(settings).data
+    from fairflower.tables.columns import Schema
     from fairflower.tables.folder import TableFiles
-    from fairflower.tables.schema import Schema, proposed
+    from fairflower.tables.schema import proposed
 
     tables = TableFiles(config, Schema())  # the shell may have made the file to write already
     frames = {domain: tables.frame(domain) for domain in tables.domains()}
@@ -108,7 +109,8 @@ def predict(
         raise ConfigError(f"{rows} does not exist. Check this path.")
     from fairflower.api.final_model import network
     from fairflower.report import read_run
-    from fairflower.tables.reading import Format, read_table
+    from fairflower.tables.columns import Format
+    from fairflower.tables.reading import read_table
 
     frame = read_table(rows, Format())
     made = network(read_run(run), which="best" if best else None).from_rows(frame, str(rows))

@@ -144,6 +144,16 @@ class Table:
         return np.array([split == "test" for split in self.columns["split"]], np.bool_)
 
 
+@contextmanager
+def long_fields() -> Iterator[None]:
+    """Let the csv module read texts of any length, instead of at most 131,072 characters."""
+    usual = csv.field_size_limit(MAX_BYTES)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(usual)
+
+
 #: Upper bound on the bytes that Python needs for a row of a table, besides its characters.
 ROW_BYTES = 200
 
@@ -161,32 +171,29 @@ def read_csv(
     Only the columns in ``blank`` may have empty values. ``remedy`` is what the error of a missing
     column says.
     """
-    with explained(f"{path} cannot be read as a CSV file in UTF-8"), open_regular(path) as file:
+    problem = f"{path} cannot be read as a CSV file in UTF-8"
+    with explained(problem), open_regular(path) as file, long_fields():
         lines = sum(part.count(b"\n") for part in iter(partial(file.read, 2**20), b""))
         size = 2 * file.tell() + ROW_BYTES * lines
         check_memory(f"{path}: reading its {lines} lines takes", size, "Store fewer texts in it.")
         file.seek(0)
-        usual = csv.field_size_limit(MAX_BYTES)  # instead of at most 131,072 characters
-        try:
-            reader = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
-            header = next(reader, [])
-            check_columns(str(path), needed, header, remedy)
-            names = [*needed, *(name for name in optional if name in header)]
-            table = Table(path, {name: [] for name in names}, [])
-            columns = [(name, header.index(name), table.columns[name]) for name in names]
-            for row in filter(None, reader):  # without empty lines
-                table.lines.append(reader.line_num)
-                if any(row[len(header) :]):
-                    more = " has more values than the header. Quote texts that contain commas."
-                    raise table.wrong(-1, more)
-                for name, at, values in columns:
-                    if at >= len(row) or not (row[at] or name in blank):
-                        why = f" ({needed[name]})" if needed.get(name) else ""
-                        lacks = f" has no {name}{why}. Add the value, or remove the row."
-                        raise table.wrong(-1, lacks)
-                    values.append(row[at] if name in blank else sys.intern(row[at]))
-        finally:
-            csv.field_size_limit(usual)
+        reader = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
+        header = next(reader, [])
+        check_columns(str(path), needed, header, remedy)
+        names = [*needed, *(name for name in optional if name in header)]
+        table = Table(path, {name: [] for name in names}, [])
+        columns = [(name, header.index(name), table.columns[name]) for name in names]
+        for row in filter(None, reader):  # without empty lines
+            table.lines.append(reader.line_num)
+            if any(row[len(header) :]):
+                more = " has more values than the header. Quote texts that contain commas."
+                raise table.wrong(-1, more)
+            for name, at, values in columns:
+                if at >= len(row) or not (row[at] or name in blank):
+                    why = f" ({needed[name]})" if needed.get(name) else ""
+                    lacks = f" has no {name}{why}. Add the value, or remove the row."
+                    raise table.wrong(-1, lacks)
+                values.append(row[at] if name in blank else sys.intern(row[at]))
     return table
 
 

@@ -482,6 +482,20 @@ def site_names(nodes: Sequence[Mapping[str, Scalar]]) -> list[str]:
     return [f"site-{k}" for k in range(len(nodes))]
 
 
+def nodes_of(
+    data: DataConfig, folders: Sequence[str] | None, sites: int | None
+) -> tuple[DataConfig, list[NodeConfig]]:
+    """Return the data config and the config of each node, with the run's smallest group.
+
+    The nodes are `nodes_with_folders` or, without ``folders``, `nodes_with_shares`.
+    """
+    if folders:
+        nodes = nodes_with_folders(folders, data)
+    else:
+        data, nodes = nodes_with_shares(data, sites)
+    return data, [{**node, "smallest-group": data.smallest_group} for node in nodes]
+
+
 def nodes_with_shares(
     data: DataConfig, sites: int | None = None
 ) -> tuple[DataConfig, list[NodeConfig]]:

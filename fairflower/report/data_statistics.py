@@ -25,9 +25,9 @@ from fairflower.report.cells import DASH, Cell, Group, Row, Table
 from fairflower.report.pages import TerminalTable, listed, markdown_of, page_of
 from fairflower.server.contents import STATISTICS, read_text
 from fairflower.server.statistics import shared_rows
+from fairflower.tables.columns import OTHER
 from fairflower.tables.digests import row_digests
 from fairflower.tables.encoding import ColumnSums
-from fairflower.tables.schema import OTHER
 from fairflower.tables.sites import SiteTable, said_of
 
 #: The cell of a column's sums at a place; None if the place lacks the column.

@@ -12,7 +12,6 @@ cannot tell different sites different things.
 
 from __future__ import annotations
 
-import base64
 import binascii
 import hashlib
 import json
@@ -31,11 +30,11 @@ from fairflower.errors import ConfigError
 from fairflower.paths import read_text
 from fairflower.secure.protocol import SMALLEST_SUM
 
-#: Record of ``Context.state`` with what a site has seen and signed in this set-up.
 #: Keys of a train message that an honest server tells each site another value of, beside those of
 #: its weight.
 _OF_ONE_SITE = ("client-id", "merged-round")
 
+#: Record of ``Context.state`` with what a site has seen and signed in this set-up.
 _STATE = "fairflower.consortium"
 
 #: First item of everything that is signed, so that no signature for another purpose fits.
@@ -82,13 +81,6 @@ def read_key(text: str) -> PublicKey | None:
         return None
     p384 = isinstance(key, PublicKey) and isinstance(key.curve, ec.SECP384R1)
     return key if p384 else None  # type: ignore[return-value]
-
-
-def fingerprint(key: PublicKey) -> str:
-    """Return a key's fingerprint, as ``ssh-keygen -l`` shows it."""
-    openssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    digest = hashlib.sha256(base64.b64decode(key.public_bytes(*openssh).split()[1])).digest()
-    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,8 @@ class _Partner:
         requests = [Message(RecordDict({RECORD_KEY_CONFIGS: asked}), k, "train") for k in present]
         replies, reasons = _readable(SIGN_LIST, requests, self._send(requests))
         for node, reason in reasons.items():
-            logger.warning("Node %d does not sign the list of present sites: %s", node, reason)
+            name = self._name_of(node)
+            logger.warning("%s does not sign the list of present sites: %s", name, reason)
         return {
             reply.metadata.src_node_id: reply.content.config_records[RECORD_KEY_CONFIGS]
             for reply in replies

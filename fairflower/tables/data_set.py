@@ -22,6 +22,7 @@ from fairflower.data.files import logger
 from fairflower.data.folders import OwnFiles
 from fairflower.errors import ConfigError, DataError
 from fairflower.registry import CLASSIFICATION
+from fairflower.tables.columns import Column, Kind, Raw, refused
 from fairflower.tables.encoding import (
     Encoding,
     Sums,
@@ -34,15 +35,8 @@ from fairflower.tables.encoding import (
     unknown_levels,
 )
 from fairflower.tables.folder import CONTENT, TableFiles, check_has
-from fairflower.tables.reading import is_number, numbers_of, refused, without_unit
-from fairflower.tables.schema import (
-    Column,
-    Kind,
-    Raw,
-    kind_of,
-    parse,
-    whole_numbers,
-)
+from fairflower.tables.reading import is_number, numbers_of, without_unit
+from fairflower.tables.schema import kind_of, parse, whole_numbers
 from fairflower.tables.sites import SiteTable
 from fairflower.tables.warnings import leaks, shared_rows, single_class
 from fairflower.tasks import Targets, task_of
@@ -133,20 +127,15 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         """The columns that settings name, by setting."""
         config = self.config
         named = {"data.target": self.target_names, "data.features": names_in(config.features)}
-        keys = ("split", "groups", "patient", "redraw")
-        single = {f"data.{key}": [getattr(config, key)] for key in keys}
-        single["data.redraw"] = [config.redraw] if config.redraw not in ("", "rows") else []
-        return named | {key: [*filter(None, names)] for key, names in single.items()}
+        named |= {"data.split": [config.split]} if config.split else {}
+        return named | {setting: [name] for setting, name in self._columns.items()}
 
     def _tested(self, where: str, frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
         """Return which rows are test examples, bool [N]."""
         column, patient = self.config.split, self.config.patient
-        people = frame[patient] if patient else pd.Series(range(len(frame)))
+        people = frame[patient].to_numpy(str) if patient else None
         if not column:
-            first = ~people.duplicated()
-            strata = strata_of(self, self._targets(frame))[first]
-            place = pd.Series(strata).groupby(strata).cumcount().to_numpy()
-            return np.asarray(people.isin(set(people[first][place % 5 == 0])), np.bool_)
+            return files.every_fifth(strata_of(self, self._targets(frame)), people)
         words = frame[column].str.lower()
         if wrong := int((~words.isin(["train", "test", "validation"])).sum()):
             text = f"{wrong} rows have another split than train, test or validation"
@@ -155,7 +144,7 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
             text = "%s: %d validation rows are training rows: data.validation-fraction draws them."
             logger.warning(text, where, aside)
         test = np.asarray(words == "test", np.bool_)
-        if both := len(set(people[test]) & set(people[~test])):
+        if people is not None and (both := len({*people[test]} & {*people[~test]})):
             text = f"{both} patients have training and test rows (data.split)"
             raise refused(f"{where}: {text}. Correct the column.", f"a table: {text}")
         return test
@@ -254,10 +243,6 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
             text = f"data.groups = {name!r} has {values.nunique()} numbers"
             raise refused(f"{text}. Store ranges in a column instead.", text)
         return [str(value) for value in whole_numbers(values)]
-
-    def units(self, domain: str, split: str) -> Sequence[str]:
-        setting = "data.patient" if self.config.patient else "data.redraw"
-        return self.values_of(setting, domain, split)
 
     @property
     def encoding(self) -> str:  # type: ignore[override]

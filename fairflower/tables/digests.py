@@ -38,8 +38,7 @@ def row_digests(
     cells = raw.x.astype(object)
     for k, column in enumerate(columns):
         if column.kind == "category":
-            levels = np.array([*raw.levels[column.name], ""], object)
-            cells[:, k] = levels[np.where(np.isnan(raw.x[:, k]), -1, raw.x[:, k]).astype(int)]
+            cells[:, k] = raw.texts(column.name)
     rows, counts = np.unique([json.dumps(row) for row in cells.tolist()], return_counts=True)
     about = json.dumps([(column.name, column.kind) for column in columns])
     first, *others = (_digest(key, text) for text in (about, *rows[counts == 1].tolist()))

@@ -20,7 +20,7 @@ from fairflower.arguments import Count, Finite, Name, conform
 from fairflower.config.methods import TaskSpec
 from fairflower.data.federation import Floats
 from fairflower.errors import DataError
-from fairflower.tables.schema import RARE, Column, Raw, Schema, column_of, common_kind
+from fairflower.tables.columns import RARE, Column, Raw, Schema, column_of, common_kind
 
 #: A place's mean or typical size that is this many times another's is reported.
 UNLIKE = 10.0

@@ -14,17 +14,9 @@ from fairflower.config.text import names_in, unknown
 from fairflower.data import files
 from fairflower.data.folders import encodable
 from fairflower.errors import ConfigError, DataError
-from fairflower.tables.reading import SUFFIXES, read_table, refused
-from fairflower.tables.schema import (
-    FILE,
-    Column,
-    Schema,
-    common_kind,
-    kind_of,
-    read_schema,
-    whole_numbers,
-    without_marks,
-)
+from fairflower.tables.columns import Column, Schema, common_kind, refused
+from fairflower.tables.reading import SUFFIXES, read_table
+from fairflower.tables.schema import FILE, kind_of, read_schema, whole_numbers, without_marks
 
 #: What a folder of tables has to contain.
 CONTENT = f"a table per domain ({', '.join(SUFFIXES)})"

@@ -13,9 +13,10 @@ from fairflower.config.text import unknown
 from fairflower.data.federation import Floats
 from fairflower.data.files import logger
 from fairflower.errors import DataError
+from fairflower.tables.columns import OTHER
 from fairflower.tables.encoding import Encoding, encoded, unknown_levels
 from fairflower.tables.reading import MISSING
-from fairflower.tables.schema import OTHER, parse
+from fairflower.tables.schema import parse
 
 
 def frame_of(row: Mapping[str, Any]) -> pd.DataFrame:

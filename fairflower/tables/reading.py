@@ -13,14 +13,15 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from fairflower.data import files
-from fairflower.errors import DataError, require
+from fairflower.errors import require
+from fairflower.tables.columns import Format, refused
 
 #: Extensions of tables.
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
@@ -42,14 +43,6 @@ _NUMBERS = {
 }
 #: Number with a unit behind it.
 _WITH_UNIT = re.compile(r"[+-]?[\d.,]*\d[\d.,]*\s*([^\d\s.,+-][^\d]*)")
-
-
-class Format(NamedTuple):
-    """How a file writes its table; empty fields are detected."""
-
-    delimiter: str = ""
-    encoding: str = ""
-    decimal: str = ""
 
 
 def read_table(path: Path, given: Format) -> pd.DataFrame:
@@ -78,11 +71,6 @@ def read_table(path: Path, given: Format) -> pd.DataFrame:
     return pd.DataFrame({name: _stripped(column) for name, column in named.items()}, dtype=object)
 
 
-def refused(text: str, public: str = "") -> DataError:
-    """Return the error for a table; a site sends only its ``public`` part."""
-    return DataError(text, public=public or "a table cannot be read")
-
-
 def _stripped(cells: Iterable[str]) -> list[str]:
     return ["" if (text := sys.intern(cell.strip())) in MISSING else text for cell in cells]
 
@@ -97,13 +85,10 @@ def _of_text(path: Path, given: Format) -> tuple[list[str], list[list[str]]]:
         text, encoding = _decoded(path, data, given.encoding)
         if not text.strip():
             raise refused(f"{path} is empty. Add a header and rows, or remove the file.")
-        usual = csv.field_size_limit(files.MAX_BYTES)  # instead of at most 131,072 characters
-        try:
+        with files.long_fields():
             delimiter = given.delimiter or _delimiter(path, text)
             rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
             header, kept = _checked(path, rows)
-        finally:
-            csv.field_size_limit(usual)
     marks = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "bar"}
     files.logger.info(
         "%s: %d rows, %d columns, %s between values, %s.",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from fairflower.data import Federation
 from fairflower.data import sites as data_sites
 from fairflower.errors import ConfigError, DataError, logger
+from fairflower.tables.columns import Column
 from fairflower.tables.encoding import (
     ColumnSums,
     Encoding,
@@ -24,7 +25,6 @@ from fairflower.tables.encoding import (
     sums_from_json,
     sums_to_json,
 )
-from fairflower.tables.schema import Column
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fairflower.tables.columns import RARE, Raw
 from fairflower.tables.encoding import Encoding, Sums
-from fairflower.tables.schema import RARE, Raw
 
 
 def leaks(encoding: Encoding, raws: Mapping[str, Raw], targets: Mapping[str, Any]) -> list[str]:
@@ -25,10 +25,8 @@ def leaks(encoding: Encoding, raws: Mapping[str, Raw], targets: Mapping[str, Any
     for column in encoding.columns:
         name, parts = column.name, []
         for raw in raws.values():
-            x = raw.column(name)
-            names = np.array([*raw.levels.get(name, ()), ""], object)
-            of_level = names[np.where(np.isnan(x), -1, x).astype(int)] if len(names) > 1 else None
-            parts.append(x.astype(object) if of_level is None else of_level)
+            named = raw.levels.get(name)
+            parts.append(raw.texts(name) if named else raw.column(name).astype(object))
         if _gives_away(np.concatenate(parts), y):
             found.append(
                 f"The column {name!r} gives the target away: it follows from the column. Drop it "

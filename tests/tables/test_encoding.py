@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairflower.errors import DataError
+from fairflower.tables.columns import Column, Raw, Schema
 from fairflower.tables.encoding import (
     Encoding,
     declared,
@@ -23,7 +24,7 @@ from fairflower.tables.encoding import (
     sums_to_json,
     unknown_levels,
 )
-from fairflower.tables.schema import Column, Raw, Schema, parse
+from fairflower.tables.schema import parse
 
 COLUMNS = (Column("size", "number"), Column("kind", "category"))
 

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import DataError, prepare
 from fairflower.errors import ConfigError
+from fairflower.tables.columns import Schema
 from fairflower.tables.data_set import TableFolder
 from fairflower.tables.encoding import Encoding
 from fairflower.tables.folder import TableFiles
-from fairflower.tables.schema import Schema, proposed
+from fairflower.tables.schema import proposed
 from fairflower.tasks import task_of
 from fairflower.testing import check_data
 

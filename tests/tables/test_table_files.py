@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from fairflower.errors import DataError
-from fairflower.tables.reading import Format, decimal_marks, numbers_of, read_table, without_unit
+from fairflower.tables.columns import Format
+from fairflower.tables.reading import decimal_marks, numbers_of, read_table, without_unit
 
 
 def read(folder: Path, text: str | bytes, name: str = "a.csv", **given: str) -> pd.DataFrame:

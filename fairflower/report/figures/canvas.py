@@ -85,7 +85,6 @@ class PageFigure(NamedTuple):
     caption: str
     svg: str
     wide: bool
-    #: Whether it stands above the tables.
     first: bool
 
 
@@ -97,6 +96,8 @@ class FigureDraft(NamedTuple):
     title: str
     caption: str
     alt: str
+    #: Whether it stands above the tables of a page.
+    first: bool = False
 
 
 def line_styles(
@@ -290,8 +291,7 @@ def _saved(sketch: FigureDraft, folder: Path, prefix: str, pdf: bool) -> PageFig
         sketch.figure.savefig(printed, metadata={"CreationDate": None})
     wide = sketch.figure.get_figwidth() > HALF
     inline = _inline(text, path.name, sketch.alt)
-    first = sketch.name == "differences"
-    return PageFigure(path.name, sketch.title, sketch.caption, inline, wide, first)
+    return PageFigure(path.name, sketch.title, sketch.caption, inline, wide, sketch.first)
 
 
 def _inline(svg: str, name: str, alt: str) -> str:

@@ -139,6 +139,7 @@ def _differences(
         "Dot: mean over pairs; line: simultaneous 95 % interval, if narrower than the score's "
         "range; gray: margin of equivalence.",
         f"Differences from {reference}: {'; '.join(alt_parts)}.",
+        first=True,
     )
 
 
