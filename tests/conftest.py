@@ -188,6 +188,14 @@ def _home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
+@pytest.fixture(autouse=True)
+def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore whom Flower takes this process for: a test that plays a site changes it for all."""
+    if module := sys.modules.get("flwr.supercore.task_identity"):
+        for name in ("_task_id", "_run_id", "_node_id"):
+            monkeypatch.setattr(module.TaskIdentity, name, getattr(module.TaskIdentity, name))
+
+
 @pytest.fixture
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the test's own folder as the home folder, so that nothing is shared with other tests."""
