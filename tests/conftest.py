@@ -189,11 +189,11 @@ def _home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture(autouse=True)
-def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restore whom Flower takes this process for: a test that plays a site changes it for all."""
-    if module := sys.modules.get("flwr.supercore.task_identity"):
-        for name in ("_task_id", "_run_id", "_node_id"):
-            monkeypatch.setattr(module.TaskIdentity, name, getattr(module.TaskIdentity, name))
+def _identity() -> None:
+    """Be a server again for Flower, after a test in which this process was a site."""
+    from fairflower.flower_compat import set_task_identity
+
+    set_task_identity()
 
 
 @pytest.fixture
@@ -207,9 +207,6 @@ def context() -> Any:
     """Return the Flower context of partition 3."""
     from flwr.app import Context, RecordDict
 
-    from fairflower.flower_compat import set_task_identity
-
-    set_task_identity()
     return Context(1, 1, {"partition-id": 3}, RecordDict(), {})
 
 

@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import arrays as draw_arrays
 from fairflower.aggregation.cohort import Cohort, merge_integers
 from fairflower.arrays import arrays_of, record_of
 from fairflower.errors import ConfigError, Diverged
-from fairflower.flower_compat import set_message_id, set_task_identity
+from fairflower.flower_compat import set_message_id
 from fairflower.strategies import (
     QFFL,
     TERM,
@@ -169,7 +169,6 @@ def own_app(
     strategy: FairStrategy, start: dict[str, np.ndarray], nan_at: dict[int, str] | None = None
 ) -> list[dict[str, np.ndarray]]:
     """Run two rounds without `enroll`; client k returns w = k + 1 and a mask with -inf."""
-    set_task_identity()
     arrays, models = record_of(start), []
     for number in (1, 2):
         replies = []

@@ -14,7 +14,6 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from fairflower.arrays import record_of
 from fairflower.errors import ConfigError, Diverged, RoundFailed
 from fairflower.exchanges.anchors import SemanticAnchors
-from fairflower.flower_compat import set_task_identity
 from fairflower.strategies import STRATEGIES, FedAvg, FedEquilibria
 from fairflower.testing.rounds import MODEL, Rounds, reply
 
@@ -242,7 +241,6 @@ def test_without_enrollment_a_client_is_known_by_the_id_it_sent():
         def get_node_ids(self):
             return [7, 9]
 
-    set_task_identity()
     strategy = SendsSecrets()
     for expected in ({7: 3.5, 9: 4.5}, {7: 10.0, 9: 11.0}):
         messages = list(

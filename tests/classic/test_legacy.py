@@ -42,7 +42,7 @@ from fairflower.clients import Trainer, make_client_app
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, RoundFailed
 from fairflower.exchanges import ControlVariates
-from fairflower.flower_compat import proxy_node_id, set_task_identity
+from fairflower.flower_compat import proxy_node_id
 from fairflower.registry import CLIENTS
 from fairflower.strategies import STRATEGIES, FairStrategy, FedAvg, FedEquilibria
 from fairflower.testing.rounds import MODEL, Rounds, updates
@@ -52,7 +52,6 @@ class ClassicRounds:
     """Run `Rounds` as a classic server does."""
 
     def __init__(self, strategy: FairStrategy, clients: int, named: bool = True) -> None:
-        set_task_identity()
         initial = MODEL if named else ndarrays_to_parameters(list(MODEL.values()))
         sent = {"train.lr": 0.05, "train.momentum": 0.0, "num-server-rounds": 4}
         self.legacy = LegacyStrategy(strategy, initial, on_fit_config_fn=lambda _: dict(sent))
@@ -156,7 +155,6 @@ def test_a_classic_app_trains_the_same_model_as_a_message_app(name: str) -> None
     start = client(Context(1, 1, {"partition-id": 0}, RecordDict(), {})).send()
     nodes: dict[str, Any] = {"min_train_nodes": 3, "min_available_nodes": 3}
     nodes |= {"min_evaluate_nodes": 3}
-    set_task_identity()
     modern = STRATEGIES[name](**nodes)
     app = make_client_app(lambda context, config: client(context))
     expected = modern.start(InlineGrid(app, 3), record_of(start), num_rounds=2)
@@ -201,7 +199,6 @@ def test_a_classic_app_matches_a_message_app_for_every_client(name: str, rule: s
         return toy_trainers.trainer(name, int(context.node_config["partition-id"]))
 
     start = toy_trainers.trainer(name).send()
-    set_task_identity()
     modern = strategy()
     app = make_client_app(lambda context, config: client(context))
     expected = modern.start(InlineGrid(app, 3), record_of(start), num_rounds=3)
@@ -227,7 +224,6 @@ def test_without_initial_parameters_flower_asks_a_client() -> None:
 
 
 def test_evaluation_averages_the_metrics_that_all_clients_report() -> None:
-    set_task_identity()
     legacy = LegacyStrategy(FedAvg(), MODEL)
     parameters = legacy.initialize_parameters(manager(2))
     assert parameters is not None
@@ -405,7 +401,6 @@ def test_user_functions_aggregate_the_metrics_of_merged_clients(ids: Any) -> Non
         seen.append(sorted(n for n, _ in sent))
         return {"best": max(metrics["skill"] for _, metrics in sent)}
 
-    set_task_identity()
     functions = {"fit_metrics_aggregation_fn": best, "evaluate_metrics_aggregation_fn": best}
     legacy = LegacyStrategy(FedAvg(), MODEL, **functions)  # type: ignore[arg-type]
     clients, start = manager(3), legacy._initial

@@ -352,11 +352,9 @@ def test_supernodes_that_share_a_data_set_keep_its_paths_and_rare_names(tmp_path
 def test_a_supernode_is_recognized_by_its_process_or_its_node_config() -> None:
     node = next(iter(grid({"partition-id": 0, "num-partitions": 1}).contexts.values()))
     assert not is_supernode(node)
-    try:
-        set_task_identity(1, node.node_id)  # as Flower does in a SuperNode's process
-        assert is_supernode(node)
-    finally:
-        set_task_identity()
+    set_task_identity(1, node.node_id)  # as Flower does in a SuperNode's process
+    assert is_supernode(node)
+    set_task_identity()
     for key in NODE_KEYS - {"partition-id", "num-partitions"}:
         assert is_supernode(Context(1, 1000, {key: "x"}, RecordDict(), {}))
 

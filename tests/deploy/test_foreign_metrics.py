@@ -8,7 +8,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from fairflower.arrays import arrays_of, record_of
-from fairflower.flower_compat import set_task_identity
 from fairflower.strategies import QFFL, STRATEGIES, FairStrategy
 
 CLIENTS, ROUNDS = 3, 4
@@ -57,7 +56,6 @@ class Nodes:
 
 def run(strategy: FairStrategy) -> np.ndarray:
     """Return the model after ``ROUNDS`` rounds of a strategy with these clients."""
-    set_task_identity()
     arrays = record_of(MODEL)
     contexts = {
         11 + k: Context(1, 11 + k, {"partition-id": k}, RecordDict(), {}) for k in range(CLIENTS)

@@ -28,15 +28,9 @@ from fairflower.deploy.audit import AuditLog, entry
 from fairflower.deploy.policy import Policy
 from fairflower.deploy.site import Site, Worker, WorkerEnded, _work
 from fairflower.errors import ConfigError
-from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage, set_task_identity
+from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage
 
 OPEN = 'strategies = ["*"]\nclients = ["*"]\nmodels = ["*"]\ndata = ["*"]\n'
-
-
-@pytest.fixture(autouse=True)
-def identity() -> None:
-    """Messages can be constructed."""
-    set_task_identity()
 
 
 def policy(folder: Path, more: str = "", text: str = OPEN) -> Policy:

@@ -24,7 +24,7 @@ from fairflower.clients import make_client_app
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import RoundFailed
 from fairflower.exchanges import ControlVariates
-from fairflower.flower_compat import privacy_wrapper, set_task_identity
+from fairflower.flower_compat import privacy_wrapper
 from fairflower.strategies import STRATEGIES, FairStrategy, FedAvg, FedEquilibria, FedHEAL, Uniform
 
 CLIENTS = 3
@@ -67,7 +67,6 @@ def sends_a_model_and_numbers(name: str) -> bool:
 
 
 def train(strategy: Any, mods: Any = (), net: Any = linear, rounds: int = 1) -> Mapping[str, Any]:
-    set_task_identity()
 
     def client(context: Context, config: Any) -> Any:
         k = int(context.node_config["partition-id"])
@@ -185,7 +184,6 @@ def test_the_local_dp_mod_with_measured_arrays_fails_the_run() -> None:
 
 def classic_round(wrap: Any, strategy: FairStrategy) -> list[np.ndarray]:
     """One round in which client k adds k + 1 to every parameter."""
-    set_task_identity()
     model = {"w": np.zeros(16, np.float32)}
     clients = manager(CLIENTS)
     wrapped = wrap(LegacyStrategy(strategy, model))

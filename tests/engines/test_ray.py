@@ -27,7 +27,7 @@ from fairflower.engines.launch import simulate
 from fairflower.engines.ray import _HERE, RayGrid
 from fairflower.engines.ray_cluster import Batch, Task, TaskQueue, Worker, last_words
 from fairflower.errors import ConfigError, EngineError
-from fairflower.flower_compat import set_message_id, set_task_identity
+from fairflower.flower_compat import set_message_id
 
 pytestmark = pytest.mark.slow
 
@@ -290,7 +290,6 @@ def test_replies_are_kept_until_their_message_ids_are_pulled():
         def _hand_out(self):
             pass
 
-    set_task_identity()
     queries = [Message(RecordDict(), node, "query") for node in (1000, 1001, 1002)]
     for number, query in enumerate(queries):
         set_message_id(query, f"query-{number}")

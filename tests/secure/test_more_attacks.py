@@ -160,10 +160,7 @@ def test_sites_resume_a_run_in_another_flower_run(
     assert stop.is_set()
     assert read_facts(killed)["status"] == "stopped"
     stop = threading.Event()
-    try:
-        assert outcome(run_of_sites(13, resumed_config(killed, {}))) == outcome(whole)
-    finally:
-        set_task_identity()
+    assert outcome(run_of_sites(13, resumed_config(killed, {}))) == outcome(whole)
 
 
 # --- tests of many models ------------------------------------------------------------------

@@ -40,7 +40,7 @@ from fairflower.client_app import app as client_app
 from fairflower.engines.inline import InlineGrid, send_and_receive
 from fairflower.errors import ConfigError, Diverged, RoundFailed, RunInterrupted
 from fairflower.exchanges import AveragedBatches, ControlVariates, Prototypes
-from fairflower.flower_compat import set_message_id, set_task_identity
+from fairflower.flower_compat import set_message_id
 from fairflower.server.discovery import NodeDiscovery
 from fairflower.server.registration import ClientRegistry, NodeTracker, register_clients
 from fairflower.server.session import Session
@@ -289,7 +289,6 @@ def test_negative_fisher_information_is_refused():
     ],
 )
 def test_evaluation_replies_with_impossible_metrics_are_refused(claim, reason):
-    set_task_identity()
     strategy = FedAvg()
     strategy.enroll({k: 1000 + k for k in range(2)}, 0)
     messages = list(strategy.configure_evaluate(1, record_of(MODEL), ConfigRecord(), None))

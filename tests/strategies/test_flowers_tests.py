@@ -25,7 +25,6 @@ from fairflower.arrays import arrays_of
 from fairflower.classic.strategy import LegacyStrategy
 from fairflower.errors import ConfigError, RoundFailed
 from fairflower.exchanges import ControlVariates
-from fairflower.flower_compat import set_task_identity
 from fairflower.strategies import STRATEGIES, FedAvg, FedHEAL
 from fairflower.testing.rounds import MODEL, Rounds, make_cohort, reply
 
@@ -33,7 +32,6 @@ RANDOM = np.random.default_rng(5)
 
 
 def answer(node: int, record: ArrayRecord | None, **metrics: Any) -> Message:
-    set_task_identity()
     content = {"metrics": MetricRecord({"num-examples": 1, **metrics})}
     if record is not None:
         content["arrays"] = record
@@ -99,7 +97,6 @@ def test_another_weight_and_other_names_of_records_are_accepted() -> None:
             "global-model": ArrayRecord([np.full((7, 3), float(node))]),
             "my-metrics": MetricRecord({"weight": weight}),
         }
-        set_task_identity()
         return Message(RecordDict(records), reply_to=Message(RecordDict(), node, "train"))
 
     arrays, _ = FedAvg(weighted_by_key="weight").aggregate_train(
@@ -124,7 +121,6 @@ def test_another_weight_and_other_names_of_records_are_accepted() -> None:
     ids=["weight is a list", "no weight", "no metrics", "two models"],
 )
 def test_replies_that_flower_refuses_are_not_merged(bad: dict[str, Any]) -> None:
-    set_task_identity()
     replies = [
         Message(RecordDict(dict(bad)), reply_to=Message(RecordDict(), node, "train"))
         for node in (1, 2, 3)
@@ -211,7 +207,6 @@ def test_a_rule_averages_the_clients_models_or_says_what_it_lacks(name: str, sen
     """No rule uses a model that the clients did not receive, without a word."""
     strategy = STRATEGIES[name](min_clients=1)
     source = Rounds(STRATEGIES[name](), MODEL, range(3))  # of made-up measurements
-    set_task_identity()
     returned, replies = [], []
     if sent:
         start = {n: a.astype(float) if a.dtype.kind == "f" else a for n, a in MODEL.items()}
@@ -320,7 +315,6 @@ def test_in_a_wrapper_a_rule_says_which_argument_it_lacks(
         num_sampled_clients=2,
     )
     kind = STRATEGIES[name]
-    set_task_identity()
     with pytest.raises(ConfigError, match=rf"{argument} = None: .*{argument}=.*'{key}'"):
         wrap(kind()).configure_train(1, record, ConfigRecord(), nodes)
     for strategy, config in ((kind(**{argument: 3}), {}), (kind(), {key: 3})):
