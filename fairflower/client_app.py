@@ -24,7 +24,7 @@ from fairflower import __version__
 from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.config import DataConfig, RunConfig
 from fairflower.config.run import is_setting
-from fairflower.config.site import TESTS_OTHERS, check_node_config
+from fairflower.config.site import FEWEST_EXAMPLES, TESTS_OTHERS, check_node_config
 from fairflower.data import Federation, Split, prepare
 from fairflower.data.federation import ClientInfo, check_known
 from fairflower.data.folders import forget_stamps
@@ -88,6 +88,12 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
         data = data.to_validate()
     elif config.get("split") == "train":
         data = data.to_test_on_training()
+    fewest = int(context.node_config.get(FEWEST_EXAMPLES, 0))
+    if len(data.train.y) < fewest:
+        raise ConfigError(
+            f"this run uses {len(data.train.y)} of the site's training examples, fewer than the "
+            f"{FEWEST_EXAMPLES} = {fewest} of the site's policy."
+        )
     if "domain" in context.node_config:
         _check_means(run, data, config, _data_config(context, run).smallest_group)
     keeps = issubclass(run.client.factory, LocalArraysTrainer)

@@ -24,7 +24,7 @@ from fairflower.config.run import check_tuned
 from fairflower.config.text import parse_assignments, unknown
 from fairflower.errors import ConfigError, quoted
 from fairflower.machine import HANGUP
-from fairflower.paths import check_output_file, new_folder
+from fairflower.paths import check_output_file, new_folder, read_text
 from fairflower.plans.plan import grid_configs
 
 _SITES_TRAIN = "every site trains in processes of its own"
@@ -133,8 +133,16 @@ def site(
     from fairflower.deploy.site import Site
 
     _end_children_on_signals()
-    code = Site(SiteConfig.read(config)).run()
+    code = Site(SiteConfig.read(config), config).run()
     raise typer.Exit(code)
+
+
+@friendly_errors(extra="")
+def policy() -> None:
+    """Print a site's policy with every key, its meaning and its default, to be edited."""
+    from fairflower.deploy.policy import TEMPLATE
+
+    say(read_text(TEMPLATE).rstrip())
 
 
 def _end_children_on_signals() -> None:
@@ -251,16 +259,22 @@ def sites(superlink: Annotated[str | None, _SuperLink] = None) -> None:
 def check(
     config: Annotated[Path, typer.Argument(help="TOML file for flwr run's --run-config.")],
     superlink: Annotated[str | None, _SuperLink] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="A site's policy, which has to allow the run.")
+    ] = None,
 ) -> None:
     """Check a run's settings before it is submitted, and that its sites are registered.
 
     Without the name of a SuperLink, no connection is opened.
     """
+    from fairflower.deploy.policy import Policy
     from fairflower.flower_compat import SiteKey, nodes_at
     from fairflower.server.setup import check_fewest_clients, check_num_clients
 
     run = RunConfig.from_flat(ConfigOverrides(config, {}, {}).settings)
     check_tuned([run])
+    if policy is not None:
+        Policy.read(policy).check_run(run)
     count = len(run.site_names) or int(run.sites)
     if count and run.evaluate.by == "clients":
         check_num_clients(run, count)

@@ -9,19 +9,26 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fairflower.arguments import Range
-from fairflower.config.secure import CONSORTIUM, SIGNING_KEY
+from fairflower.config.secure import CONSORTIUM, KEY, SIGNING_KEY
 from fairflower.config.settings import checked, setting_specs
 from fairflower.config.text import Scalar, key_to_argument, read_tables, unknown
 from fairflower.errors import ConfigError, quoted
 from fairflower.paths import home
 
+#: The whole of a site's answer, and of the reason for it, once the site has withdrawn.
+WITHDRAWN = "the site has withdrawn"
+
 #: Whether a site's own model (of ``alone``) may leave it, to be tested at others, and whether the
 #: site tests theirs.
 SHARES, TESTS_OTHERS = "share-own-model", "test-others-models"
 
-_FLAGS = ("secure-aggregation", "tests-only", SHARES, TESTS_OTHERS)
+#: Whether the site does not train, and fewest training examples that it lets a run use.
+TESTS_ONLY, FEWEST_EXAMPLES = "tests-only", "fewest-examples"
+
+_FLAGS = (KEY, TESTS_ONLY, SHARES, TESTS_OTHERS)
+_COUNTS = ("smallest-group", FEWEST_EXAMPLES)
 #: Keys of a node config.
-NODE_KEYS = {"domain", "data-dir", "partition-id", "num-partitions", "smallest-group", *_FLAGS}
+NODE_KEYS = {"domain", "data-dir", "partition-id", "num-partitions", *_COUNTS, *_FLAGS}
 NODE_KEYS |= {CONSORTIUM, SIGNING_KEY, "row-digests"}
 
 #: Fewest characters of the key of ``row-digests``, which nobody may guess.
@@ -40,8 +47,8 @@ def check_node_config(node: Mapping[str, Any], where: str = "--node-config") -> 
         wrong = f"{flags[0]}: expected true or false."
     elif (CONSORTIUM in node) != (SIGNING_KEY in node):
         wrong = f"{CONSORTIUM} and {SIGNING_KEY} must be set together."
-    elif not (type(least := node.get("smallest-group", 1)) is int and least > 0):
-        wrong = "smallest-group: expected a whole number above 0."
+    elif few := [k for k in _COUNTS if type(n := node.get(k, 1)) is not int or n < 1]:
+        wrong = f"{few[0]}: expected a whole number above 0."
     elif len(str(node.get("row-digests", "x" * KEY_LENGTH))) < KEY_LENGTH:
         wrong = f"row-digests: expected {KEY_LENGTH} characters or more."
     if wrong:
@@ -69,6 +76,11 @@ class SiteConfig:
         "Minutes without a message after which the process with PyTorch and the data ends. The "
         "next message starts another one.",
     ] = 30.0
+    withdraw: Annotated[
+        bool,
+        "true: the site answers every message with its withdrawal, from the next message on. The "
+        "server then asks it no more in this run.",
+    ] = False
     node: Mapping[str, Scalar] = field(default_factory=dict)
 
     @classmethod

@@ -20,6 +20,7 @@ from flwr.app import ConfigRecord, Message, MessageType
 from fairflower.arguments import Range, conform
 from fairflower.config import RunConfig
 from fairflower.config.methods import (
+    DEFAULT,
     AdapterSpec,
     ClientConfig,
     DataSpec,
@@ -29,21 +30,26 @@ from fairflower.config.methods import (
     TaskSpec,
 )
 from fairflower.config.privacy import PrivacyConfig
+from fairflower.config.run import check_values, is_setting, schema
+from fairflower.config.secure import CONSORTIUM, KEY, SIGNING_KEY
 from fairflower.config.settings import Count
+from fairflower.config.site import FEWEST_EXAMPLES, TESTS_ONLY, SiteConfig
 from fairflower.config.text import (
+    Scalar,
     argument_to_key,
+    flatten_tables,
     key_to_argument,
     names_in,
     read_tables,
     unknown,
 )
-from fairflower.errors import ConfigError, quoted
+from fairflower.errors import EXTRAS, ConfigError, installed, quoted
 from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage
 from fairflower.paths import read_text
 from fairflower.registry import CLASSIFICATION, METRICS, RANDOM_WEIGHTS
 from fairflower.registry.measurements import MEASUREMENTS
-from fairflower.registry.named import Registry
 from fairflower.registry.user_metrics import metric_names
+from fairflower.secure.consortium import read_sites
 from fairflower.secure.protocol import MAX_SHARES
 
 #: Allowed names. ``*`` stands for all built-in ones, except networks of other libraries, which are
@@ -61,69 +67,127 @@ _PARTS: Mapping[str, type[Spec]] = {
 }
 _REGISTRIES = {**{key: spec.REGISTRY for key, spec in _PARTS.items()}, "metrics": METRICS}
 
+#: A policy with every key, its meaning and its default.
+TEMPLATE = Path(__file__).with_name("policy.toml")
+_REQUIRED = ("strategies", "clients", "models", "data")
+
 
 @dataclass(frozen=True)
 class Policy:
-    """What a site allows; a key that is missing in the file has its default here."""
+    """What a site allows; a key that is missing in the file has its default here.
 
-    strategies: Names
-    clients: Names
-    models: Names
-    data: Names
+    `TEMPLATE` says what each key means.
+    """
+
+    strategies: Names = dataclasses.field(default_factory=list)
+    clients: Names = dataclasses.field(default_factory=list)
+    models: Names = dataclasses.field(default_factory=list)
+    data: Names = dataclasses.field(default_factory=list)
     tasks: Names = dataclasses.field(default_factory=lambda: ["*"])
     adapters: Names = dataclasses.field(default_factory=list)
-    #: The site's own functions in `evaluate.metrics`.
     metrics: Names = dataclasses.field(default_factory=list)
-    #: Measurements that a strategy other than the named one may have asked for.
     measurements: Names = dataclasses.field(default_factory=list)
-    #: What every run must have.
     protection: Literal["none", "secure-aggregation", "differential-privacy", "either"] = "none"
-    #: Largest ``privacy.max-epsilon`` of a run with differential privacy.
     largest_epsilon: Annotated[float, Range(above=0)] = 10.0
-    #: Smallest noise multipliers of a run that has differential privacy for `protection`.
     smallest_noise: Annotated[float, Range(above=0)] = 0.1
-    #: Smallest number of other sites in every round (``min-clients``, less this site).
     smallest_others: Count = 0
+    fewest_examples: Annotated[int, Range(1)] = 10
     most_rounds: Annotated[int, Range(1)] = 1000
-    #: Whether the site trains; else it only describes its data and tests models.
     trains: bool = True
-    #: Whether a run may name weights that the site reads or downloads (``model.weights``).
     weights_from_elsewhere: bool = False
+    settings: dict[str, list[Scalar]] = dataclasses.field(default_factory=dict)
+    consortium: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    #: Content of the file.
+    #: The file and its content.
+    path: Path = Path()
     text: str = dataclasses.field(default="", repr=False)
 
     @classmethod
     def read(cls, path: Path) -> Policy:
         """Read a policy; raise ``ConfigError`` for an unknown key, name or value."""
         tables, hints = read_tables(path), get_type_hints(cls, include_extras=True)
-        keys = [argument_to_key(name) for name in hints if name != "text"]
+        policy = cls(path=path, text=read_text(path, "utf-8-sig"))
+        keys = [argument_to_key(name) for name in hints if name not in ("path", "text")]
+        if isinstance(tables.get("settings"), dict):
+            tables["settings"] = flatten_tables(tables["settings"])
         for key, value in tables.items():
             if key not in keys:
-                raise ConfigError(f"{path}: {unknown('key', key, keys)}")
+                raise ConfigError(f"{path}, {policy.place(key)}: {unknown('key', key, keys)}")
             try:
-                conform(value, hints[key_to_argument(key)], f"{path}: {key}")
+                where = f"{path}, {policy.place(key)}: {key}"
+                conform(value, hints[key_to_argument(key)], where)
             except ValueError as error:
                 raise ConfigError(str(error)) from error
-        for key in ("strategies", "clients", "models", "data"):
-            if key not in tables:
-                raise ConfigError(f'{path}: {key} is missing: a list of names, or ["*"].')
+        for key in _REQUIRED:
+            if not tables.get(key):
+                wrong = "is empty, which allows no run" if key in tables else "is missing"
+                raise ConfigError(f'{path}: {key} {wrong}: expected a list of names, or ["*"].')
         values = {key_to_argument(key): value for key, value in tables.items()}
-        policy = cls(**values, text=read_text(path, "utf-8-sig"))
-        for key, known in {**_REGISTRIES, "measurements": MEASUREMENTS}.items():
-            valid = known.names() if isinstance(known, Registry) else list(known)
+        policy = dataclasses.replace(policy, **values)
+        for key in (*_REGISTRIES, "measurements"):
             for name in getattr(policy, key):
-                pattern = "*" in name and key != "measurements"
-                if not (name in known or (pattern and any(fnmatchcase(v, name) for v in valid))):
-                    raise ConfigError(f"{path}, {policy.line(key)}: {unknown('name', name, valid)}")
+                policy._check_name(key, name)
+        policy._check_tables()
         return policy
 
-    def line(self, key: str) -> str:
-        """Return a key and its value as TOML, without a comment, and the number of its line."""
+    def _check_name(self, key: str, name: str) -> None:
+        """Raise ``ConfigError`` for a name that does not exist, or is not installed here."""
+        known: Any = _REGISTRIES.get(key, MEASUREMENTS)
+        valid = known.names() if key in _REGISTRIES else list(known)
+        pattern = "*" in name and key in _REGISTRIES
+        if not (name in known or (pattern and any(fnmatchcase(v, name) for v in valid))):
+            raise self._error(key, unknown("name", name, valid))
+        if key in _REGISTRIES and ":" in name and name not in known.offers():
+            family = known.family(name)
+            package = name.partition(":")[0].partition(".")[0]
+            library = EXTRAS[family.rpartition("-")[2]][0] if family else package
+            if not installed(library):
+                raise self._error(key, f"{library} is not installed here.")
+
+    def _check_tables(self) -> None:
+        """Raise ``ConfigError`` for unknown settings, or a list of sites that is wrong."""
+        for key, values in self.settings.items():
+            if not is_setting(key):
+                raise self._error("settings", unknown("setting", key, schema()))
+            for value in values:
+                try:
+                    check_values({key: value})
+                except ConfigError as error:
+                    raise self._error("settings", str(error)) from error
+        if self.consortium:
+            read_sites(self.path)
+
+    def node_config(self, site: SiteConfig) -> dict[str, Scalar]:
+        """Return a site's node config with what this policy adds: the worker checks these keys.
+
+        Raises ``ConfigError`` if the node config requires masks and the policy does not say so.
+        """
+        node = dict(site.node)
+        if self.consortium and CONSORTIUM in node:
+            raise self._error(CONSORTIUM, f"remove {CONSORTIUM} from [node]: the sites are here.")
+        if self.consortium:
+            own = str(node.get(SIGNING_KEY, site.private_key))
+            node |= {CONSORTIUM: str(self.path), SIGNING_KEY: own}
+        masks = [key for key in (CONSORTIUM, KEY) if node.get(key)]
+        if masks and self.protection != KEY:
+            raise self._error("protection", f'{masks[0]} needs protection = "{KEY}" here.')
+        if not self.trains:
+            return {**node, TESTS_ONLY: True}
+        return {**node, FEWEST_EXAMPLES: self.fewest_examples}
+
+    def _error(self, key: str, words: str) -> ConfigError:
+        return ConfigError(f"{self.path}, {self.line(key)}: {words}")
+
+    def place(self, key: str) -> str:
+        """Return the number of the line of a key or a table, or that it has its default."""
         lines = enumerate(self.text.splitlines(), 1)
-        found = [n for n, line in lines if re.match(rf"\s*[\"']?{key}[\"']?\s*=", line)]
-        value = json.dumps(getattr(self, key_to_argument(key)))
-        return f"{f'line {found[0]}' if found else 'by default'}: {key} = {value}"
+        written = rf"\s*(\[\s*)?([\"']?){re.escape(key)}\2\s*[]=]"
+        return next((f"line {n}" for n, line in lines if re.match(written, line)), "by default")
+
+    def line(self, key: str, value: Any = None) -> str:
+        """Return a key and its value as TOML, without a comment, and the number of its line."""
+        value = getattr(self, key_to_argument(key)) if value is None else value
+        return f"{self.place(key)}: {key} = {json.dumps(value)}"
 
     def check(self, message: Message) -> None:
         """Raise ``ConfigError`` with the policy's line unless it allows what a message asks for.
@@ -143,6 +207,13 @@ class Policy:
         run = RunConfig.from_message(config)
         self._check_names(run.concise())  # the defaults of names that the message leaves out
         self._check_settings(run, config, kind)
+
+    def check_run(self, run: RunConfig) -> None:
+        """Raise ``ConfigError`` with the policy's line unless it allows a run's settings."""
+        measured = ",".join(run.strategy.make()._measurements)
+        given = {**run.concise(), "measure": measured}
+        self._check_names(given)
+        self._check_settings(run, given, MessageType.TRAIN if self.trains else MessageType.QUERY)
 
     def _check_names(self, config: Mapping[str, Any]) -> None:
         for key, spec in _PARTS.items():
@@ -171,6 +242,13 @@ class Policy:
         others = f"min-clients = {run.min_clients} (expected {self.smallest_others + 1} or more)"
         enough = not self.smallest_others or run.min_clients > self.smallest_others
         self._require("smallest-others", enough, others)
+        few = run.data.examples_per_client
+        fits = not few or few >= self.fewest_examples
+        self._require("fewest-examples", fits, f"data.examples-per-client = {few}")
+        given = run.concise()
+        for key, values in self.settings.items():
+            value = given.get(key, DEFAULT)
+            self._require(key, value in values, f"{key} = {quoted(value)}", values)
         weights = run.model.weights
         fits = self.weights_from_elsewhere or weights in ("", RANDOM_WEIGHTS)
         self._require("weights-from-elsewhere", fits, f"model.weights = {quoted(weights)}")
@@ -214,9 +292,9 @@ class Policy:
             size, others = sizes[stage]
             self._require("smallest-others", size > others, f"{size} sites in the sum")
 
-    def _require(self, key: str, holds: bool, asked: str) -> None:
+    def _require(self, key: str, holds: bool, asked: str, value: Any = None) -> None:
         if not holds:
-            raise ConfigError(f"Refused by the site's policy ({self.line(key)}): {asked}.")
+            raise ConfigError(f"Refused by the site's policy ({self.line(key, value)}): {asked}.")
 
 
 def _task_of(federation: str) -> str:

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from flwr.app import Context, Message
 
-from fairflower.config.site import SiteConfig
-from fairflower.config.text import toml_value
+from fairflower.config.site import WITHDRAWN, SiteConfig
+from fairflower.config.text import read_tables, toml_value
 from fairflower.deploy.audit import AuditLog
 from fairflower.deploy.credentials import make_secret
 from fairflower.deploy.local import HOST, free_port, script, unproxied
@@ -39,6 +39,10 @@ POLL, KEEP = 0.5, 10.0
 
 class WorkerEnded(RuntimeError):
     """The worker ended before it had answered."""
+
+
+class Withdrawn(Exception):
+    """The site's people have taken part back."""
 
 
 class Worker:
@@ -123,17 +127,22 @@ def _work(pipe: Connection) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return the text of an error reply, in the form of Flower's own."""
-    return f"{type(error)}:<'{error}'>"
+    """Return the text of an error reply, in the form of Flower's own but for a withdrawal."""
+    return WITHDRAWN if isinstance(error, Withdrawn) else f"{type(error)}:<'{error}'>"
 
 
 class Site:
-    """The site's part between SuperNode and worker: policy and audit log."""
+    """The site's part between SuperNode and worker: policy, withdrawal and audit log.
 
-    def __init__(self, config: SiteConfig) -> None:
-        self.config = config
+    ``file`` has the settings in ``config``; whether the site has withdrawn is read there again for
+    each message.
+    """
+
+    def __init__(self, config: SiteConfig, file: Path | None = None) -> None:
+        self.config, self.file = config, file
         self.policy = Policy.read(Path(config.policy)) if config.policy else None
-        Consortium.of(config.node)  # an error now, and not in the first round
+        self.node = self.policy.node_config(config) if self.policy else config.node
+        Consortium.of(self.node)  # an error now, and not in the first round
         self._audit = AuditLog(Path(config.audit_log))
         self._worker = Worker()
 
@@ -163,7 +172,7 @@ class Site:
     def command(self, port: int, secret: Path) -> list[str]:
         """Return the command of the SuperNode, which runs no code of a bundle itself."""
         site = self.config
-        node = " ".join(f"{key}={toml_value(value)}" for key, value in site.node.items())
+        node = " ".join(f"{key}={toml_value(value)}" for key, value in self.node.items())
         options = {
             "--superlink": site.superlink,
             "--root-certificates": site.root_certificates,
@@ -187,15 +196,26 @@ class Site:
             return False
         return task is not None
 
+    def _check(self, task: Task) -> None:
+        """Raise an exception unless the site answers a message."""
+        try:
+            withdraw = read_tables(self.file).get("withdraw") if self.file else False
+        except ConfigError as error:
+            logger.error("%s", error)
+            raise ConfigError("the site cannot read its settings; nothing was sent") from error
+        if withdraw:
+            raise Withdrawn(WITHDRAWN)
+        if not task.is_client_app:
+            raise ConfigError("This site runs fairflower's ClientApp, and no AgentApp.")
+        if self.policy:
+            self.policy.check(task.message)
+
     def answer(self, task: Task) -> None:
         """Answer a message, or refuse it, and say so in the audit log before anything is sent."""
         context, refused = task.context, True
         reply: Message | str
         try:
-            if not task.is_client_app:
-                raise ConfigError("This site runs fairflower's ClientApp, and no AgentApp.")
-            if self.policy:
-                self.policy.check(task.message)
+            self._check(task)
             refused = False
             reply, context = self._worker.answer(task.message, context, task.keep)
         except Exception as error:

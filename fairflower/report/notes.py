@@ -359,6 +359,8 @@ def _test_notes(run: Run) -> Iterator[str]:
             )
     for client, number in run.info.get("joined", {}).items():
         yield f"{named.get(client, f'client {client}')} joined in round {number}."
+    for client, number in run.info.get("withdrawn", {}).items():
+        yield f"{named.get(client, f'client {client}')} withdrew in round {number}."
     if lacks := run.lacks:
         marked = (
             f" Numbers marked {MARK} do not cover all domains in the same rounds, so they are"

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ArrayRecord, ConfigRecord, Context
 
 from fairflower.config.secure import CONSORTIUM, SIGNING_KEY, WEIGHT_KEY
+from fairflower.config.text import read_tables
 from fairflower.errors import ConfigError
 from fairflower.paths import read_text
 from fairflower.secure.protocol import SMALLEST_SUM
@@ -50,16 +51,20 @@ class NotSigned(ValueError):
 def read_sites(path: Path) -> dict[str, PublicKey]:
     """Read the sites' public keys by name, from lines ``<name> ecdsa-sha2-nistp384 <key>``.
 
-    Empty lines and lines that begin with ``#`` are skipped. Raises ``ConfigError`` with the line's
-    number if a line is not of this form, or a name or key occurs twice; or if there are fewer than
+    Empty lines and lines that begin with ``#`` are skipped. A TOML file, the site's policy, has
+    these pairs in its table ``[consortium]``. Raises ``ConfigError`` with the line's number or the
+    name if a key is not of this form, or a name or key occurs twice; or if there are fewer than
     three sites.
     """
     sites: dict[str, PublicKey] = {}
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        name, _, text = line.strip().partition(" ")
-        if not name or name.startswith("#"):
-            continue
-        key, where = read_key(text), f"{path}, line {number}"
+    if path.suffix == ".toml":
+        pairs = [(name, name, text) for name, text in read_tables(path)[CONSORTIUM].items()]
+    else:
+        lines = enumerate(map(str.strip, read_text(path).splitlines()), 1)
+        split = [(n, *s.partition(" ")) for n, s in lines if s and s[0] != "#"]
+        pairs = [(f"line {n}", name, text) for n, name, _, text in split]
+    for place, name, text in pairs:
+        key, where = read_key(text), f"{path}, {place}"
         if key is None:
             raise ConfigError(
                 f"{where}: expected the site's name, a space, and the content of its .pub file, "

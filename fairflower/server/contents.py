@@ -165,6 +165,7 @@ class Info(Part, total=False):
     nodes: dict[Digits, int]
     sites: Sites
     joined: dict[Digits, Count]  # client -> the first round of a site that joined later
+    withdrawn: dict[Digits, Count]  # client -> the round in which its site has withdrawn
     resumed: list[Part]
     tracked: dict[str, str]
     #: Round from which on a session logged nothing more -> why its tracker failed.

@@ -63,7 +63,7 @@ class NodeDiscovery:
 
     ``timeout`` is the number of seconds to wait for an answer and for missing nodes. If
     ``settings``, a run config, is given, nodes prepare their data and describe them. With ``only``,
-    names of sites, no other node gets a message.
+    names of sites, no other node gets a message, and none of the sites in ``without`` does.
     """
 
     FIRST_NOTICE_SECONDS = 5.0  # seconds until missing clients are logged for the first time
@@ -75,8 +75,10 @@ class NodeDiscovery:
         stop: threading.Event,
         settings: ConfigRecord | None,
         only: Collection[str] = (),
+        without: Collection[str] = (),
     ) -> None:
         self.grid, self.timeout, self.stop, self.only = grid, timeout, stop, only
+        self.without = without
         self.keys: dict[int, SiteKey] = {}  # by node id, of all nodes that have been connected
         self.content = RecordDict({"config": settings or ConfigRecord()})
         self.infos: NodeInfos = {}
@@ -89,8 +91,11 @@ class NodeDiscovery:
         """Return the ids of connected nodes, and forget the answers of all other nodes."""
         connected = connected_nodes(self.grid)
         self.keys |= {node: key for node, key in connected.items() if key}
+        names = {node: key.name if key else "" for node, key in connected.items()}
         online = {
-            n for n, key in connected.items() if not self.only or (key and key.name in self.only)
+            node
+            for node, name in names.items()
+            if (not self.only or name in self.only) and name not in self.without
         }
         # A SuperNode that has disconnected is asked again when it reconnects.
         self.infos = {node: info for node, info in self.infos.items() if node in online}

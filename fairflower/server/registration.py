@@ -16,10 +16,11 @@ from typing import Any
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
+from fairflower.config.site import WITHDRAWN
 from fairflower.data import Federation
 from fairflower.data.federation import ClientInfo
 from fairflower.data.sites import fits, joined, site_client_info
-from fairflower.errors import ConfigError, RunFolderError, logger
+from fairflower.errors import ConfigError, RunFolderError, logger, quoted
 from fairflower.flower_compat import SiteKey
 from fairflower.server.discovery import NodeDiscovery, NodeInfo, NodeInfos, read_federation
 from fairflower.tables.sites import merge_sites
@@ -44,6 +45,7 @@ class ClientRegistry:
     numbered: bool = True  # whether sites have a partition-id
     keys: Mapping[int, SiteKey] = field(default_factory=dict)  # client id -> name and key
     infos: Mapping[int, NodeInfo] = field(default_factory=dict)  # client id -> what its node said
+    withdrawn: frozenset[int] = frozenset()  # clients whose sites are asked no more
 
     @property
     def names(self) -> dict[int, str]:
@@ -68,6 +70,11 @@ class ClientRegistry:
     def tests_only(self) -> frozenset[int]:
         """Return the clients that do not train."""
         return frozenset(client for client, info in self.infos.items() if info.tests_only)
+
+    @property
+    def training(self) -> int:
+        """Number of clients that train."""
+        return len(self.nodes.keys() - self.tests_only() - self.withdrawn)
 
     def another_key(self, info: NodeInfo) -> str:
         """Return an error if a node has the name of a site, but another key; else ""."""
@@ -202,6 +209,12 @@ def register_clients(
             expected = size or num_clients or least
             # If no node has answered, the nodes may be sites, which do not need a partition-id.
             ids = None if sites and not infos else range(expected)
+        gone = [discovery.name_of(n) for n, why in discovery.problems.items() if why == WITHDRAWN]
+        if only and gone:
+            raise ConfigError(
+                f"sites = {quoted(','.join(only))}: withdrawn: {', '.join(gone)}. Start the run "
+                "without, or once the site has set withdraw = false."
+            )
         notice = f"{len(infos)} of {expected} are connected."
         notice += f" Missing: {', '.join(discovery.missing_sites())}." if only else ""
         # Nobody else comes to a grid of this process, which has all its nodes from the start.
@@ -331,8 +344,9 @@ def register_resumed_clients(
     Raises ``ConfigError`` if no site is connected, a site has different data or another key than
     before, or sites that share a domain have new node ids.
     """
-    clients = earlier.clients
-    discovery = NodeDiscovery(grid, timeout, stop, asked, only)
+    clients = [k for k in earlier.clients if k.client_id not in earlier.withdrawn]
+    gone = {earlier.names[client] for client in earlier.withdrawn}
+    discovery = NodeDiscovery(grid, timeout, stop, asked, only, gone)
     while True:
         fresh = discovery.ask()
         reconnected, unknown_nodes = _match_known_sites(discovery.infos, earlier)
@@ -362,7 +376,7 @@ def register_resumed_clients(
     for client in missing:
         text = "%s has not reconnected; the run continues without it."
         logger.warning(text, earlier.name_of(client.client_id))
-    absent = {k: FIRST_ABSENT_NODE + k for k in range(len(clients))}
+    absent = {k: FIRST_ABSENT_NODE + k for k in range(len(earlier.clients))}
     said = {client: discovery.infos[node] for client, node in reconnected.items()}
     return replace(earlier, nodes=absent | earlier.nodes | reconnected, infos=said)
 
@@ -424,6 +438,7 @@ class NodeTracker:
         located, online = dict(nodes), self._discovery.online()
         self._left_out = {node: why for node, why in self._left_out.items() if node in online}
         gone = {client for client, node in nodes.items() if node not in online}
+        gone -= self.registry.withdrawn
         if not gone:
             return located
         self._discovery.ask(known=located.values())

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from fairflower.aggregation.messages import add_client_config
 from fairflower.arrays import arrays_of, record_of
+from fairflower.config.site import WITHDRAWN
 from fairflower.engines.inline import send_and_receive
 from fairflower.errors import (
     ConfigError,
@@ -102,7 +103,7 @@ class RoundLoop:
         self.grid, self.setup, self.folder, self.stop = grid, setup, folder, stop
         self.config, self.strategy = setup.config, setup.strategy
         self.federation = setup.federation
-        self.nodes = setup.registry.nodes
+        self.nodes, self._round = setup.registry.nodes, 0
         self._settings = {**setup.settings(), "run-id": folder.run_id}
         self._secure: SecureAggregation | None = None
         if self.config.secure_aggregation:
@@ -156,7 +157,7 @@ class RoundLoop:
         if trained := self.setup.trained:  # its round is tested, and nothing is left to resume
             first, last, every = trained.server_round, trained.server_round, 0
         for server_round in range(first, last + 1):
-            seconds: dict[str, float] = {}
+            self._round, seconds = server_round, dict[str, float]()
             accuracies: dict[str, float] = {}
             with _timed(seconds, "seconds"):
                 if server_round > 0 and not trained:
@@ -275,6 +276,9 @@ class RoundLoop:
         if nodes != self.nodes:  # SuperNodes came back under other ids, or sites joined
             self.nodes = nodes
             self.setup.enroll(nodes)
+        self._leave_out()
+        if self.setup.registry.withdrawn:
+            self.setup.check_left()
         settings["checkpoint-rounds"] = checkpoint.rounds(self.folder.path)
         settings["train.lr"] = self.config.train.lr_in(server_round, self.config.num_server_rounds)
         with self._naming_failures(server_round):
@@ -283,6 +287,14 @@ class RoundLoop:
             strategy.note_candidates(server_round, self._exchange(asked))
         with self._naming_failures(server_round):  # uses the enrolled clients, not the grid's nodes
             return list(strategy.configure_train(server_round, arrays, settings, self.grid))
+
+    def _leave_out(self) -> None:
+        """Ask sites that have withdrawn no more."""
+        gone = frozenset(map(int, self.folder.fact("withdrawn") or ()))
+        if gone != self.setup.registry.withdrawn:
+            self._tracker.registry = registry = replace(self.setup.registry, withdrawn=gone)
+            self.setup = replace(self.setup, registry=registry)
+            self.setup.enroll(self.nodes)
 
     def _go_on_with(self, setup: RunSetup) -> None:
         """Use the federation with sites that have joined."""
@@ -347,6 +359,7 @@ class RoundLoop:
     ) -> tuple[dict[str, dict[str, float]], dict[int, Counts]]:
         """Return results per domain, weighted by test examples, and counts of people per client."""
         strategy, folder = self.strategy, self.folder
+        self._leave_out()
         settings = ConfigRecord({**self._settings, "split": split})
         messages = strategy.configure_evaluate(server_round, arrays, settings, self.grid)
         most = self.setup.max_test_sizes(split)
@@ -373,7 +386,19 @@ class RoundLoop:
             if "config" in message.content:  # messages about masks have none
                 client = clients[message.metadata.dst_node_id]
                 add_client_config(message, "config", {"client-id": client})
-        return send_and_receive(self.grid, messages, self.config.round_timeout, self.stop)
+        replies = send_and_receive(self.grid, messages, self.config.round_timeout, self.stop)
+        asked = {m.metadata.message_id: clients[m.metadata.dst_node_id] for m in messages}
+        for reply in replies:
+            if reply.has_error() and reply.error.reason == WITHDRAWN:
+                self._withdraw(asked[reply.metadata.reply_to_message_id])
+        return replies
+
+    def _withdraw(self, client: int) -> None:
+        known = self.folder.fact("withdrawn") or {}
+        if str(client) not in known:
+            name = self.setup.registry.name_of(client)
+            logger.warning("%s has withdrawn, and is asked no more in this run.", name)
+            self.folder.note("withdrawn", known | {str(client): self._round})
 
     @contextmanager
     def _naming_failures(self, server_round: int) -> Iterator[None]:

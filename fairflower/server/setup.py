@@ -26,7 +26,7 @@ from fairflower.data.data_set import check_comparable
 from fairflower.data.federation import by_field
 from fairflower.data.rows import check_clients_can_test
 from fairflower.data.texts import BUILT_IN, TokenizedSet
-from fairflower.errors import ConfigError, Diverged, UserError, failure_text
+from fairflower.errors import ConfigError, Diverged, RoundFailed, UserError, failure_text
 from fairflower.exchanges import ServerOptimizer
 from fairflower.flower_compat import is_deployed
 from fairflower.models import Model, frozen_digest, initial_local_arrays, to_numpy
@@ -80,7 +80,17 @@ class RunSetup:
         if self.config.reference == "pooled":  # the first client trains on all examples
             sizes[0] = sum(sizes.values())
         names, testers = self.registry.names, self.registry.tests_only()
+        nodes = {k: node for k, node in nodes.items() if k not in self.registry.withdrawn}
         self.strategy.enroll(nodes, self.config.seed, sizes, names, testers)
+
+    def check_left(self) -> None:
+        """Raise ``RoundFailed`` if too few sites train, because others have withdrawn."""
+        try:
+            check_training(self.config, self.registry)
+            check_fewest_clients(self.config, self.strategy, self.registry.training)
+        except ConfigError as error:
+            names = map(self.registry.name_of, sorted(self.registry.withdrawn))
+            raise RoundFailed(f"{', '.join(names)}: withdrawn. {error}") from error
 
     def redraw(self) -> dict[str, float]:
         """Return `Federation.redraw`; its tests are the examples on which this run is judged."""
@@ -195,15 +205,9 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     _check_reference(grid, config, registry.sites)
     num_clients = len(federation.clients)
     registration.check_num_supernodes(len(registry.nodes), num_clients)
-    training = num_clients - len(registry.tests_only())
-    check_client_settings(config, federation)
-    check_num_clients(config, training)
-    if registry.sites and training < config.fewest_sites and not config.evaluate.model:
-        raise ConfigError(
-            f"{training} of {num_clients} sites train; the node configs of the others have "
-            "tests-only = true. A site trains alone only with min-clients = 1."
-        )
     registry = replace(registry, nodes={k: registry.nodes[k] for k in range(num_clients)})
+    check_client_settings(config, federation)
+    check_training(config, registry)
     if trained:
         federation = trained.fitted(federation, config, registry.sites)
     evaluator = CentralizedEvaluator(config, federation)
@@ -212,7 +216,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     if config.evaluate.by != "clients":  # otherwise the server may lack the tokenizer
         _check_padding(config, evaluator.model)
     strategy = _make_strategy(config, evaluator)
-    check_fewest_clients(config, strategy, training)
+    check_fewest_clients(config, strategy, registry.training)
     _check_task(config, strategy, federation)
     if not trained:
         _check_network(config, evaluator, strategy)
@@ -376,7 +380,10 @@ def _register(
         nodes = {int(client): node for client, node in facts["nodes"].items()}
         federation = registration.recorded_sites(resume, facts)
         numbered, keys = facts["sites"]["numbered"], registration.recorded_keys(facts)
-        earlier = registration.ClientRegistry(nodes, federation, "", True, numbered, keys)
+        gone = frozenset(map(int, facts.get("withdrawn", ())))
+        earlier = registration.ClientRegistry(
+            *(nodes, federation, "", True, numbered, keys), withdrawn=gone
+        )
         registry = registration.register_resumed_clients(
             grid, earlier, timeout, stop, settings, config.listed_sites
         )
@@ -423,6 +430,17 @@ def check_client_settings(config: RunConfig, federation: Federation) -> None:
         if config.evaluates(split) and config.evaluate.by != "server":
             check_clients_can_test(config.data, federation, split)
     check_num_clients(config, len(federation.clients))
+
+
+def check_training(config: RunConfig, registry: registration.ClientRegistry) -> None:
+    """Raise ``ConfigError`` if too few clients train."""
+    check_num_clients(config, registry.training)
+    if registry.sites and registry.training < config.fewest_sites and not config.evaluate.model:
+        raise ConfigError(
+            f"{registry.training} of {len(registry.nodes)} sites train; the others have withdrawn, "
+            "or have tests-only = true in their node configs. A site trains alone only with "
+            "min-clients = 1."
+        )
 
 
 def check_num_clients(config: RunConfig, num_clients: int) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import stat
 import sys
 import time
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,20 +15,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import invoke
+from command import call, invoke
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
-from processes import ROOT, environment
+from processes import environment
 from processes import run as run_command
 
 from fairflower.arrays import record_of
 from fairflower.config import RunConfig
 from fairflower.config.run import schema
-from fairflower.config.site import SiteConfig
+from fairflower.config.site import WITHDRAWN, SiteConfig
 from fairflower.deploy.audit import AuditLog, entry
-from fairflower.deploy.policy import Policy
+from fairflower.deploy.credentials import make_key_pair
+from fairflower.deploy.policy import TEMPLATE, Policy
 from fairflower.deploy.site import Site, Worker, WorkerEnded, _work
 from fairflower.errors import ConfigError
 from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage
+from fairflower.registry import MODELS
+from fairflower.secure.consortium import Consortium
 
 OPEN = 'strategies = ["*"]\nclients = ["*"]\nmodels = ["*"]\ndata = ["*"]\n'
 
@@ -90,6 +93,7 @@ REFUSED = [
         "privacy.max-epsilon = 8",
     ),
     ("", {"privacy.noise-multiplier": 1.0}, "train", "privacy.max-epsilon = 0"),
+    ("fewest-examples = 20", {"data.examples-per-client": 19}, "query", "per-client = 19"),
 ]
 
 
@@ -121,6 +125,9 @@ def test_a_policy_refuses_what_it_does_not_allow_with_its_line(
     ("lines", "settings", "kind"),
     [
         ("", {}, "train"),
+        ("fewest-examples = 20", {"data.examples-per-client": 20}, "train"),
+        ('[settings]\n"train.lr" = [0.1, 0.2]\ndata.groups = [""]', {"train.lr": 0.2}, "train"),
+        ('[settings]\nclient.mu = ["default", 0.1]', {"client.name": "fedprox"}, "train"),
         ('measurements = ["fisher"]', {"measure": "fisher"}, "train"),
         ("", {"strategy.name": "qffl", "measure": "received_loss"}, "train"),
         ('protection = "secure-aggregation"', {"secure-aggregation": True}, "train"),
@@ -149,7 +156,39 @@ def test_a_policy_allows_what_it_lists(
     policy(tmp_path, lines).check(message(settings, kind, **more))
 
 
-def test_a_part_of_the_sites_own_has_to_be_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lines", "settings", "words"),
+    [
+        (
+            '"train.lr" = [0.1, 0.2]',
+            {"train.lr": 0.3},
+            "line 6: train.lr = [0.1, 0.2]): train.lr = 0.3",
+        ),
+        ("data.target = ['ill']", {}, "line 6: data.target = [\"ill\"]): data.target = ''"),
+        ("client.mu = [0.1]", {"client.name": "fedprox:mu=1"}, "client.mu = 1"),
+    ],
+)
+def test_a_policy_may_limit_any_setting(
+    lines: str, settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        policy(tmp_path, f"[settings]\n{lines}").check(message(settings))
+    assert words in str(caught.value)
+
+
+def test_a_part_of_the_sites_own_has_to_be_named_and_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = OPEN.replace('data = ["*"]', 'data = ["npz", "my_package.data:Table"]')
+    with pytest.raises(ConfigError, match=r"line 4: data = .*: my_package is not installed here"):
+        policy(tmp_path, "", own)
+    monkeypatch.setattr("fairflower.errors.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"line 3: models = .*: timm is not installed here"):
+        policy(tmp_path, "", OPEN.replace('models = ["*"]', 'models = ["vpt-timm:*"]'))
+    monkeypatch.undo()
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
     own = OPEN.replace('data = ["*"]', 'data = ["my_package.data:Table", "npz"]')
     held = policy(tmp_path, "", own)
     asked = message({"data.name": "my_package.data:Other", "model.name": "mlp"})
@@ -252,15 +291,30 @@ def test_networks_of_other_libraries_have_to_be_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("strategy = ['*']\n" + OPEN, "Unknown key 'strategy'. Did you mean 'strategies'?"),
-        (OPEN.replace('strategies = ["*"]\n', ""), "strategies is missing: a list of names"),
+        ("strategy = ['*']\n" + OPEN, "line 1: Unknown key 'strategy'. Did you mean 'strategies'?"),
+        (
+            OPEN.replace('strategies = ["*"]\n', ""),
+            "strategies is missing: expected a list of names",
+        ),
+        (OPEN.replace('data = ["*"]', "data = []"), "data is empty, which allows no run"),
         (OPEN.replace('clients = ["*"]', 'clients = ["sgdd"]'), "line 2: clients = ..sgdd..: Unk"),
-        (OPEN.replace('clients = ["*"]', "clients = 'sgd'"), "clients = 'sgd': expected a list"),
+        (
+            OPEN.replace('clients = ["*"]', "clients = 'sgd'"),
+            "line 2: clients = 'sgd': expected a list",
+        ),
         (OPEN.replace('models = ["*"]', 'models = ["timn:*"]'), "line 3: models = .*Unknown name"),
         (OPEN + "metrics = ['*']", "line 5: metrics = .*Unknown name"),
         (OPEN + "measurements = ['*']", "line 5: measurements = .*Unknown name"),
         (OPEN + "measurements = ['fischer']", "'fischer'. Did you mean 'fisher'?"),
-        (OPEN + "most-rounds = 0", "most-rounds = 0: expected a number >= 1"),
+        (
+            OPEN + "[settings]\n'data.taget' = ['ill']",
+            "line 5: settings = .*Did you mean 'data.target'",
+        ),
+        (OPEN + "[settings]\ntrain.lr = ['big']", "train.lr = 'big': expected a number"),
+        (OPEN + "[settings]\ntrain.lr = 0.1", "line 5: settings.train.lr = 0.1: expected a list"),
+        (OPEN + "consortium = 3", "line 5: consortium = 3: expected an object"),
+        (OPEN + "[consortium]\nnorth = 'x'", "policy.toml, north: expected the site's name"),
+        (OPEN + "most-rounds = 0", "line 5: most-rounds = 0: expected a number >= 1"),
         (OPEN + "trains = 1", "trains = 1: expected true or false"),
         (OPEN + "protection = 'masks'", "expected one of none, secure-aggregation, differential"),
         (OPEN + "largest-epsilon = 0", "largest-epsilon = 0: expected a number above 0"),
@@ -275,18 +329,41 @@ def test_a_policy_with_a_mistake_is_refused_at_the_start(
     assert str(tmp_path / "policy.toml") in str(caught.value)
 
 
-def test_the_policy_in_the_documents_is_valid(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
-    example = text.partition("### A site's policy")[2].partition("```toml\n")[2]
-    held = policy(tmp_path, "", example.partition("```")[0])
-    asked = {"strategy.name": "qffl", "model.name": "resnet18", "data.name": "images"}
-    asked |= {"secure-aggregation": True, "min-clients": 3}
-    held.check(message(asked, measure="received_loss"))
-    keys = {field.name for field in dataclasses.fields(Policy)} - {"text"}
-    section = text.partition("### A site's policy")[2].partition("### The audit log")[0]
-    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]
-    named = {name for cell in cells for name in re.findall("`([a-z-]+)`", cell)}
-    assert named == {key.replace("_", "-") for key in keys}
+def test_the_template_has_every_key_with_its_default(tmp_path: Path) -> None:
+    written = tmp_path / "policy.toml"
+    written.write_text(call("deploy", "policy"))
+    held, named = Policy.read(written), tomllib.loads(written.read_text())
+    defaults, own = vars(Policy()), {"path", "text"}
+    assert named.keys() == {name.replace("_", "-") for name in defaults.keys() - own}
+    for name in defaults.keys() - {"strategies", "clients", "models", "data", *own}:
+        assert getattr(held, name) == defaults[name], name
+    written.write_text(written.read_text().replace('# "data.', '"data.'))
+    settings = {"data.target": ["disease"], "data.groups": ["", "sex"]}
+    assert Policy.read(written).settings == settings
+    held.check(message({"strategy.name": "qffl", "model.name": "mlp", "data.name": "table"}))
+
+
+def test_models_in_the_templates_comment_take_what_it_says() -> None:
+    (text,) = re.findall("# Rows of tables need (.*)", TEMPLATE.read_text())
+    rows, texts, images = (re.findall(r"[a-z-]+", part) for part in text.split(";"))
+    taken = {name: getattr(MODELS[name], "kinds", ("images",)) for name in MODELS}
+    assert [name for name, kinds in taken.items() if "features" in kinds] == rows
+    assert [name for name, kinds in taken.items() if "tokens" in kinds] == [
+        name for name in texts if name in taken
+    ]
+    assert {"cnn", "mlp", "unet"} <= {*images}
+
+
+def test_a_config_is_checked_against_a_policy_before_it_is_submitted(tmp_path: Path) -> None:
+    policy(tmp_path, "most-rounds = 20\n", OPEN.replace('models = ["*"]', 'models = ["mlp"]'))
+    config = tmp_path / "run.toml"
+    config.write_text('num-server-rounds = 20\n[data]\nname = "table"\ntarget = "ill"\n')
+    option = ("--policy", tmp_path / "policy.toml")
+    assert "20 rounds" in call("deploy", "check", config, *option)
+    config.write_text("num-server-rounds = 21\n" + config.read_text().partition("\n")[2])
+    assert "line 5: most-rounds = 20" in call("deploy", "check", config, *option, expect=2)
+    config.write_text('data.name = "npz"')
+    assert "model.name = 'cnn'" in call("deploy", "check", config, *option, expect=2)
 
 
 # --- the file of a site's settings -----------------------------------------------------------
@@ -443,6 +520,74 @@ def test_a_message_for_another_kind_of_app_is_refused(site: Site) -> None:
     (sent,) = answers(site, message({}), client_app=False)
     assert "no AgentApp" in sent
     assert lines(site)[0]["outcome"] == "refused"
+
+
+def test_a_site_that_has_withdrawn_answers_nothing_else(site: Site, tmp_path: Path) -> None:
+    site.file = tmp_path / "site.toml"
+    sent = []
+    for text in ("", "withdraw = true", "withdraw =", "withdraw = false"):
+        site.file.write_text(f"superlink = 'a:1'\n{text}\n")
+        sent += answers(site, message({}))
+    assert [isinstance(reply, Message) for reply in sent] == [True, False, False, True]
+    assert sent[1] == WITHDRAWN
+    assert "the site cannot read its settings; nothing was sent" in sent[2]
+    assert [line["outcome"] for line in lines(site)][1:3] == ["refused"] * 2
+    assert lines(site)[1]["reason"] == WITHDRAWN
+
+
+def with_policy(tmp_path: Path, more: str, **node: Any) -> SiteConfig:
+    policy(tmp_path, more)
+    own = {"policy": str(tmp_path / "policy.toml"), "private_key": str(tmp_path / "north.key")}
+    return SiteConfig("a:1", audit_log=str(tmp_path / "audit.jsonl"), node=node, **own)
+
+
+def test_a_policy_tells_the_worker_what_the_worker_checks(tmp_path: Path) -> None:
+    made = Site(with_policy(tmp_path, "fewest-examples = 20", domain="d"))
+    assert dict(made.node) == {"domain": "d", "fewest-examples": 20}
+    assert "fewest-examples=20" in " ".join(made.command(9, Path("secret")))
+    assert Site(with_policy(tmp_path, "trains = false")).node == {"tests-only": True}
+
+
+def test_a_policy_lists_the_consortium(tmp_path: Path) -> None:
+    names = ("north", "south", "coast")
+    publics = [make_key_pair(tmp_path / f"{name}.key").read_text() for name in names]
+    masks = 'protection = "secure-aggregation"\n'
+    listed = "\n".join(f"{n} = {json.dumps(k)}" for n, k in zip(names, publics, strict=True))
+    table = f"[consortium]\n{listed}\n"
+    consortium = Consortium.of(Site(with_policy(tmp_path, masks + table)).node)
+    assert consortium
+    assert (list(consortium.sites), consortium.name) == ([*names], "north")
+    shown = call(
+        "deploy", "fingerprints", tmp_path / "policy.toml", "--key", tmp_path / "south.key"
+    )
+    assert [line.split()[1:] for line in shown.splitlines()] == [
+        ["north"],
+        ["south", "(this", "site)"],
+        ["coast"],
+    ]
+    for text, node, words in (
+        (table, {}, 'by default: protection = "none": consortium needs protection = "secure-agg'),
+        ("", {"secure-aggregation": True}, "secure-aggregation needs protection = "),
+        (
+            masks + table,
+            {"consortium": "a", "signing-key": "b"},
+            r"remove consortium from \[node\]",
+        ),
+        (masks + table.replace("coast", "north2").replace(publics[2], publics[0]), {}, "north2"),
+        (masks + table.partition("coast")[0], {}, "2 sites, expected at least 3"),
+        (
+            masks + table.replace(publics[0].strip(), "ssh-rsa A"),
+            {},
+            "policy.toml, north: expected",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            Site(with_policy(tmp_path, text, **node))
+    policy_without = table.replace(
+        json.dumps(publics[0]), json.dumps(publics[0].replace("A", "B", 1))
+    )
+    with pytest.raises(ConfigError, match="north"):
+        Site(with_policy(tmp_path, masks + policy_without))
 
 
 def test_a_worker_that_ends_gives_an_error(site: Site) -> None:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import logging
+import re
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,11 +17,12 @@ import numpy as np
 import pytest
 from command import call
 from cryptography.hazmat.primitives import serialization
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from rich.console import Console
 
 from fairflower.client_app import app
 from fairflower.config import RunConfig
+from fairflower.config.site import WITHDRAWN
 from fairflower.deploy.credentials import make_key_pair
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, RoundFailed
@@ -48,6 +50,8 @@ class NamedGrid(InlineGrid):
         super().__init__(app, 0)
         self.sites, self.away, self.sent = sites, dict[int, int](), list[tuple[int, str]]()
         self.failing: set[int] = set()  # nodes whose training fails
+        self.withdrawn: dict[int, float] = {}  # node -> round, tests are half a round later
+        self.now = 0.0
         for node, (_, _, config) in sites.items():
             self.contexts[node] = Context(1, node, config, RecordDict(), {})
 
@@ -63,13 +67,19 @@ class NamedGrid(InlineGrid):
         for message in messages:
             kind, node = message.metadata.message_type, message.metadata.dst_node_id
             self.sent.append((node, kind))
-            now = message.content["config"].get("server-round", 0)
+            now = int(message.content["config"].get("server-round", 0))
+            self.now = now + 0.5 * (kind == "evaluate")
             if kind == "evaluate":
                 self.away = {n: first for n, first in self.away.items() if first > now + 1}
             folder = str(self.contexts[node].node_config["data-dir"]).removesuffix("-gone")
             gone = "-gone" * (kind == "train" and node in self.failing)
             self.contexts[node].node_config["data-dir"] = f"{folder}{gone}"
         return super().push_messages(messages)
+
+    def _deliver(self, message: Message) -> Message:
+        if self.now >= self.withdrawn.get(message.metadata.dst_node_id, 99):
+            return Message(Error(2, WITHDRAWN), reply_to=message)
+        return super()._deliver(message)
 
 
 @pytest.fixture(scope="module")
@@ -252,6 +262,57 @@ def test_a_site_may_test_without_training(sites: Any, tmp_path: Path) -> None:
     sites[1001][2].pop("tests-only")
     with pytest.raises(ConfigError, match="min-clients = 3: only 2 clients"):
         session(there, tmp_path, **{"sites": ",".join(NAMES), "min-clients": 3}).run()
+
+
+def test_a_site_lets_no_run_use_few_examples(
+    sites: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sites[1000][2]["fewest-examples"] = 19
+    session(NamedGrid(sites), tmp_path, **named(min_clients=1)).run()
+    words = "without north: .*this run uses 18 of the site's training examples, fewer than the few"
+    assert re.search(words, caplog.text)
+
+
+def messages_to(there: NamedGrid, node: int) -> int:
+    return sum(asked == node for asked, _ in there.sent)
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("strategy", ["fedheal", "qffl", "fedequilibria"])
+def test_a_site_that_withdraws_is_asked_no_more_also_after_resuming(
+    strategy: str, sites: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    there = NamedGrid(sites)
+    there.withdrawn = {1000: 2}
+    settings = {"sites": ",".join(NAMES), "num-server-rounds": 3, "strategy.name": strategy}
+    folder = session(there, tmp_path, **settings).run()
+    assert caplog.text.count("north has withdrawn, and is asked no more in this run.") == 1
+    assert "Round 2 continues without north: the site has withdrawn" in caplog.text
+    assert "Round 3 continues without" not in caplog.text
+    assert messages_to(there, 1000) == 4  # a query, a round with its test, and its answer
+    run = read_run(folder)
+    assert [line["client_ids"] for line in run.diagnostics] == [[0, 1, 2], [1, 2], [1, 2]]
+    assert json.loads((folder / "run.json").read_text())["withdrawn"] == {"0": 2}
+    assert "north withdrew in round 2." in call("report", folder).replace("\n", " ")
+    again = NamedGrid(sites)  # the site would answer again
+    Session(again, resumed_config(folder, {"num-server-rounds": 4}), Console(quiet=True)).run()
+    assert messages_to(again, 1000) == 0
+    assert read_run(folder).diagnostics[-1]["client_ids"] == [1, 2]
+
+
+def test_a_site_that_withdraws_counts_for_min_clients(sites: Any, tmp_path: Path) -> None:
+    there = NamedGrid(sites)
+    there.withdrawn = {1000: 1, 1001: 1.5}
+    settings = {"sites": ",".join(NAMES), "num-server-rounds": 4}
+    wrong = r"^north, south: withdrawn\. 1 of 3 sites train; .* only with min-clients = 1"
+    with pytest.raises(RoundFailed, match=wrong):
+        session(there, tmp_path, **settings).run()
+    there.withdrawn = {1001: 0}
+    with pytest.raises(ConfigError, match="withdrawn: south"):  # nothing is waited for
+        session(there, tmp_path, **settings, **{"round-timeout": 3600}).run()
+    there.withdrawn = {1000: 2}
+    with pytest.raises(RoundFailed, match="2 of 3 clients sent a usable reply, fewer than the 3"):
+        session(there, tmp_path, **settings, **{"min-clients": 3}).run()
 
 
 def test_another_version_is_refused_by_name(
