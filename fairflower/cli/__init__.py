@@ -58,6 +58,8 @@ deploy_app = typer.Typer(
 add(deploy_app, deploy.trial, "trial")
 add(deploy_app, deploy.site, "site")
 add(deploy_app, deploy.policy, "policy")
+add(deploy_app, deploy.wheelhouse, "wheelhouse")
+add(deploy_app, deploy.unit, "unit")
 add(deploy_app, deploy.certificates, "certificates")
 add(deploy_app, deploy.key, "key")
 add(deploy_app, deploy.sites, "sites")

@@ -145,6 +145,49 @@ def policy() -> None:
     say(read_text(TEMPLATE).rstrip())
 
 
+@friendly_errors(extra="")
+def wheelhouse(
+    folder: Annotated[Path, typer.Argument(help="New folder for the wheels.")],
+    source: Annotated[Path, typer.Option(help="Clone or wheel of fairflower.")] = Path(),
+    extras: Annotated[str, typer.Option(help="Comma-separated extras.")] = "train",
+    platform: Annotated[
+        str, typer.Option(help="Platform tag, such as manylinux_2_28_x86_64. Default: this one.")
+    ] = "",
+    python: Annotated[str, typer.Option(help="Version of Python. Default: this one.")] = "",
+) -> None:
+    """Download all wheels that a site without network needs, with their hashes.
+
+    pip's own settings count: PIP_INDEX_URL, for example, for a PyTorch without CUDA.
+    """
+    from fairflower.deploy.installation import REQUIREMENTS, make_wheelhouse
+
+    with console.status("Downloading"):
+        wheels = make_wheelhouse(folder, source, extras, platform, python)
+    size = sum(wheel.stat().st_size for wheel in wheels) / 1e6
+    say(f"{len(wheels)} wheels, {size:,.1f} MB. Copy the folder to the site, and run there:")
+    say(
+        f"pip install --no-index --find-links {folder.name} --require-hashes "
+        f"-r {folder.name}/{REQUIREMENTS}"
+    )
+
+
+@friendly_errors(extra="")
+def unit(
+    command: Annotated[
+        list[str], typer.Argument(help="The service's command, after -- if it has options.")
+    ],
+    user: Annotated[str, typer.Option(help="User who runs the command.")] = "fairflower",
+    memory: Annotated[str, typer.Option(help="Most memory: a size or a share.")] = "80%",
+) -> None:
+    """Print a systemd unit that keeps a site or a SuperLink running, as a user of its own.
+
+    fairflower deploy unit fairflower deploy site site.toml > fairflower-site.service
+    """
+    from fairflower.deploy.installation import service
+
+    say(service(command, user, memory))
+
+
 def _end_children_on_signals() -> None:
     """Let a signal that ends this process raise an exception, so that it ends its children."""
     for number in (signal.SIGTERM, *HANGUP):
