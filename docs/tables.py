@@ -19,6 +19,7 @@ from fairflower.aggregation.cohort import Cohort
 from fairflower.config import ClientConfig, RunConfig
 from fairflower.config.run import default_values, key_help
 from fairflower.config.text import toml_tables
+from fairflower.deploy.policy import TEMPLATE
 from fairflower.errors import ConfigError
 from fairflower.registry import CLIENTS, TASKS
 from fairflower.registry.measurements import MEASUREMENTS
@@ -207,11 +208,16 @@ def settings() -> str:
     return _table(("key", "default", "what it is"), rows)
 
 
+def policy() -> str:
+    """Return the template of a site's policy."""
+    return f"```toml\n{TEMPLATE.read_text(encoding='utf-8')}```"
+
+
 TABLES = {
     table.__name__: table
     for table in (
         *(all_strategies, all_clients, strategies, secure, measurements, cohort),
-        *(clients, settings, all_tasks, tasks, first),
+        *(clients, settings, all_tasks, tasks, first, policy),
     )
 }
 

@@ -50,7 +50,7 @@ LIARS = DOCS.parent / "experiments" / "liars.md"
 CLIENTS = 4
 
 #: Page or pages -> the most words that they may have together, as counted by ``wc -w``.
-WORDS = {"README.md": 900, "docs/results.md": 1200, "docs/*.md": 44_000}
+WORDS = {"README.md": 900, "docs/results.md": 1200, "docs/deployment.md": 3800, "docs/*.md": 44_000}
 
 
 class Net(nn.Sequential):
@@ -675,7 +675,7 @@ def test_no_page_is_longer_than_a_reader_reads(pages: str) -> None:
 
 
 #: Pages that do not say yet where to go next.
-WITHOUT_NEXT = {"data", "deployment", "privacy"}
+WITHOUT_NEXT = {"data", "privacy"}
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)

@@ -1,8 +1,11 @@
-"""Sites that join a run between two rounds (``late-sites``)."""
+"""Sites that join a run between two rounds (``late-sites``), and sites that withdraw."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from flwr.app import Message
+
+from fairflower.config.site import WITHDRAWN
 from fairflower.config.text import names_in
 from fairflower.errors import DataError, logger
 from fairflower.server.folder import RunFolder
@@ -36,4 +39,37 @@ def admit(
         logger.info("Round %d: %s joins: %s", server_round, info.title, registry.about(client))
         folder.admit(setup.facts(), server_round)
         note_sites(registry)
+    return setup
+
+
+def note_withdrawn(
+    setup: RunSetup,
+    folder: RunFolder,
+    server_round: int,
+    asked: Mapping[str, int],
+    replies: Iterable[Message],
+) -> None:
+    """Note the sites that say in this round that they have withdrawn.
+
+    ``asked`` has the client of each message by its id.
+    """
+    for reply in replies:
+        known = folder.fact("withdrawn") or {}
+        client = asked[reply.metadata.reply_to_message_id]
+        if reply.has_error() and reply.error.reason == WITHDRAWN and str(client) not in known:
+            name = setup.registry.name_of(client)
+            logger.warning("%s has withdrawn, and is asked no more in this run.", name)
+            folder.note("withdrawn", known | {str(client): server_round})
+
+
+def leave_out(
+    setup: RunSetup, tracker: NodeTracker, folder: RunFolder, nodes: Mapping[int, int]
+) -> RunSetup:
+    """Return the setup, in which sites that have withdrawn are enrolled no more."""
+    gone = frozenset(map(int, folder.fact("withdrawn") or ()))
+    if gone == setup.registry.withdrawn:
+        return setup
+    tracker.registry = replace(setup.registry, withdrawn=gone)
+    setup = replace(setup, registry=tracker.registry)
+    setup.enroll(nodes)
     return setup

@@ -13,7 +13,6 @@ from flwr.serverapp import Grid
 
 from fairflower.aggregation.messages import add_client_config
 from fairflower.arrays import arrays_of, record_of
-from fairflower.config.site import WITHDRAWN
 from fairflower.engines.inline import send_and_receive
 from fairflower.errors import (
     ConfigError,
@@ -34,7 +33,7 @@ from fairflower.registry.user_metrics import metric_names
 from fairflower.secure.protocol import Halted
 from fairflower.secure.rounds import SecureAggregation
 from fairflower.server import checkpoint
-from fairflower.server.admission import admit
+from fairflower.server.admission import admit, leave_out, note_withdrawn
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.contents import BEST
 from fairflower.server.evaluation import FailedMetrics, GroupMetrics, counts_in
@@ -276,9 +275,8 @@ class RoundLoop:
         if nodes != self.nodes:  # SuperNodes came back under other ids, or sites joined
             self.nodes = nodes
             self.setup.enroll(nodes)
-        self._leave_out()
-        if self.setup.registry.withdrawn:
-            self.setup.check_left()
+        self.setup = leave_out(self.setup, self._tracker, self.folder, nodes)
+        self.setup.check_left()
         settings["checkpoint-rounds"] = checkpoint.rounds(self.folder.path)
         settings["train.lr"] = self.config.train.lr_in(server_round, self.config.num_server_rounds)
         with self._naming_failures(server_round):
@@ -287,14 +285,6 @@ class RoundLoop:
             strategy.note_candidates(server_round, self._exchange(asked))
         with self._naming_failures(server_round):  # uses the enrolled clients, not the grid's nodes
             return list(strategy.configure_train(server_round, arrays, settings, self.grid))
-
-    def _leave_out(self) -> None:
-        """Ask sites that have withdrawn no more."""
-        gone = frozenset(map(int, self.folder.fact("withdrawn") or ()))
-        if gone != self.setup.registry.withdrawn:
-            self._tracker.registry = registry = replace(self.setup.registry, withdrawn=gone)
-            self.setup = replace(self.setup, registry=registry)
-            self.setup.enroll(self.nodes)
 
     def _go_on_with(self, setup: RunSetup) -> None:
         """Use the federation with sites that have joined."""
@@ -359,7 +349,7 @@ class RoundLoop:
     ) -> tuple[dict[str, dict[str, float]], dict[int, Counts]]:
         """Return results per domain, weighted by test examples, and counts of people per client."""
         strategy, folder = self.strategy, self.folder
-        self._leave_out()
+        self.setup = leave_out(self.setup, self._tracker, folder, self.nodes)
         settings = ConfigRecord({**self._settings, "split": split})
         messages = strategy.configure_evaluate(server_round, arrays, settings, self.grid)
         most = self.setup.max_test_sizes(split)
@@ -388,17 +378,8 @@ class RoundLoop:
                 add_client_config(message, "config", {"client-id": client})
         replies = send_and_receive(self.grid, messages, self.config.round_timeout, self.stop)
         asked = {m.metadata.message_id: clients[m.metadata.dst_node_id] for m in messages}
-        for reply in replies:
-            if reply.has_error() and reply.error.reason == WITHDRAWN:
-                self._withdraw(asked[reply.metadata.reply_to_message_id])
+        note_withdrawn(self.setup, self.folder, self._round, asked, replies)
         return replies
-
-    def _withdraw(self, client: int) -> None:
-        known = self.folder.fact("withdrawn") or {}
-        if str(client) not in known:
-            name = self.setup.registry.name_of(client)
-            logger.warning("%s has withdrawn, and is asked no more in this run.", name)
-            self.folder.note("withdrawn", known | {str(client): self._round})
 
     @contextmanager
     def _naming_failures(self, server_round: int) -> Iterator[None]:

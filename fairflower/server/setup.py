@@ -84,7 +84,9 @@ class RunSetup:
         self.strategy.enroll(nodes, self.config.seed, sizes, names, testers)
 
     def check_left(self) -> None:
-        """Raise ``RoundFailed`` if too few sites train, because others have withdrawn."""
+        """Raise ``RoundFailed`` if sites have withdrawn and too few others train."""
+        if not self.registry.withdrawn:
+            return
         try:
             check_training(self.config, self.registry)
             check_fewest_clients(self.config, self.strategy, self.registry.training)
