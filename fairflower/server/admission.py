@@ -53,10 +53,10 @@ def note_withdrawn(
 
     ``asked`` has the client of each message by its id.
     """
-    for reply in replies:
+    gone = [reply for reply in replies if reply.has_error() and reply.error.reason == WITHDRAWN]
+    for client in (asked[reply.metadata.reply_to_message_id] for reply in gone):
         known = folder.fact("withdrawn") or {}
-        client = asked[reply.metadata.reply_to_message_id]
-        if reply.has_error() and reply.error.reason == WITHDRAWN and str(client) not in known:
+        if str(client) not in known:
             name = setup.registry.name_of(client)
             logger.warning("%s has withdrawn, and is asked no more in this run.", name)
             folder.note("withdrawn", known | {str(client): server_round})
