@@ -47,7 +47,7 @@ WORDS = {
     Stage.COLLECT_MASKED_VECTORS: "update of the model under masks",
     SIGN_LIST: "signature of the keys, the model, the settings and the list of present sites",
     Stage.UNMASK: "shares that remove the masks from the sum, and from no single update",
-    SIGNED: "name of the site and signature of its keys",
+    SIGNED: "name of the site and signature of its keys, or of what it was told to train with",
     "fitres.num_examples": "the site's weight, which the server gave",
     "fitres.status": "that the site could train",
     "arrays": "trained model",

@@ -109,6 +109,8 @@ def secure_mod(message: Message, context: Context, call_next: App) -> Message:
             pair = [keys[Key.PUBLIC_KEY_1], keys[Key.PUBLIC_KEY_2]]
             signed = consortium.sign_keys(_place(message, context), context.node_id, pair)
             reply.content[SIGNED] = signed
+        elif consortium and stage == Stage.COLLECT_MASKED_VECTORS:
+            reply.content[SIGNED] = consortium.sign_request(context)
         return reply
     except Exception as error:
         if error in failures:
@@ -213,7 +215,9 @@ def _signed_list(message: Message, context: Context, consortium: Consortium) -> 
     """Return the reply to a request to sign the list of present nodes."""
     asked: Any = message.content.config_records[RECORD_KEY_CONFIGS]
     told: Any = context.state.config_records[RECORD_KEY_STATE]
-    signed = consortium.sign_list(asked[Key.ACTIVE_NODE_ID_LIST], told["threshold"], context)
+    proofs = message.content.config_records.get(SIGNED, ConfigRecord())
+    present, threshold = asked[Key.ACTIVE_NODE_ID_LIST], told["threshold"]
+    signed = consortium.sign_list(present, threshold, proofs, context)
     return Message(RecordDict({RECORD_KEY_CONFIGS: signed}), reply_to=message)
 
 

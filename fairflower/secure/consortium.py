@@ -2,12 +2,13 @@
 
 The protocol's public keys pass through the server. A site whose node config names a file with the
 consortium's sites signs its keys of each set-up, and shares secrets only with sites whose keys are
-signed by sites of this file. Before it helps to remove masks, it signs what it has seen of the
-round: all keys, the model, the settings and the list of the sites that have sent a masked vector.
-It helps only if as many sites as the protocol's threshold have signed the same, itself included
-(Bonawitz et al. 2017, section 6, has this check for the list, doi 10.1145/3133956.3133982).
-Since the threshold is more than half of the sites, and a site signs once in a set-up, the server
-cannot tell different sites different things.
+signed by sites of this file. With its masked vector it signs what it has seen of the round: all
+keys, the model and the settings. Before it helps to remove masks, it signs the list of the sites
+that have sent a masked vector, if all of them have signed the same as the site itself. It helps
+only if as many sites as the protocol's threshold have signed this list, itself included
+(Bonawitz et al. 2017, section 6, has this check, doi 10.1145/3133956.3133982). Since the threshold
+is more than half of the sites, and a site signs once in a set-up, the server cannot tell different
+sites different things.
 """
 
 from __future__ import annotations
@@ -173,8 +174,18 @@ class Consortium:
         state: Any = context.state[_STATE]
         state["seen"] = _digest(state["seen"], *hashes, *sorted(told.items()))
 
-    def sign_list(self, present: list[int], threshold: int, context: Context) -> ConfigRecord:
-        """Sign what the site has seen and which nodes are present, once in a set-up."""
+    def sign_request(self, context: Context) -> ConfigRecord:
+        """Return the record that goes with the masked vector: what the site has seen, signed."""
+        state: Any = context.state[_STATE]
+        return ConfigRecord({"signature": self._sign("request", state["seen"])})
+
+    def sign_list(
+        self, present: list[int], threshold: int, signed: Any, context: Context
+    ) -> ConfigRecord:
+        """Sign which nodes are present, once in a set-up, if all have seen what this site has.
+
+        Else one site alone, with a model or settings of its own, could be most of the sum.
+        """
         state: Any = context.state[_STATE]
         known = len({*present}) == len(present) and {*present} <= {*state["nodes"]}
         if "present" in state or not known or context.node_id not in present:
@@ -184,6 +195,14 @@ class Consortium:
                 f"site {self.name!r} does not sign a list of {len(present)} present sites; at "
                 f"least {threshold} must be"
             )
+        names = dict(zip(state["nodes"], state["names"], strict=True))
+        proofs = dict(zip(signed.get("nodes", ()), signed.get("signatures", ()), strict=True))
+        for node in present:
+            if not self._valid(names[node], proofs.get(node, b""), "request", state["seen"]):
+                raise NotSigned(
+                    f"site {self.name!r} signs no list with site {names[node]!r}, which has not "
+                    "signed the same keys, model and settings"
+                )
         state["present"] = sorted(present)
         return ConfigRecord({"signature": self._sign("list", state["seen"], *sorted(present))})
 

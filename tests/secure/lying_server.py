@@ -30,6 +30,10 @@ class Refusal(Exception):
     """A site's refusal, with the text that the server gets."""
 
 
+def _unchanged(signed: dict[int, bytes]) -> dict[int, bytes]:
+    return signed
+
+
 class LyingServer:
     """A server of the first round of a run, in which it asks one site after the other.
 
@@ -53,14 +57,17 @@ class LyingServer:
         self.federation = SecureFederation(Uniform(), clients=len(stories))
         self.size = len(stories[0])
         self.told: dict[int, dict[str, Any]] = {}  # changes of the config, by site
-        #: Changes of what the server says of a site's keys and of a list's signatures.
+        #: Whether the server goes on without sites that refuse to unmask, and their texts.
+        self.goes_on, self.refusals = False, defaultdict[int, list[str]](list)
+        #: Changes of what the server says of a site's keys, and of signatures of requests and lists.
         self.forge_keys: Callable[[int, list[bytes], Signed], Signed] = lambda k, pair, signed: (
             signed
         )
-        self.forge_lists: Callable[[dict[int, bytes]], dict[int, bytes]] = lambda signed: signed
+        self.forge_requests = self.forge_lists = _unchanged
         self.keys: dict[int, list[bytes]] = {}
+        self.requests: dict[int, bytes] = {}  # signatures of what sites were told with the model
         self._vectors: dict[int, list[Flat]] = {}
-        self._shares: dict[tuple[str, int], set[bytes]] = defaultdict(set)
+        self.shares: dict[tuple[str, int], set[bytes]] = defaultdict(set)
 
     def node_config(self, k: int) -> dict[str, Any]:
         return self.federation.grid.contexts[FIRST_NODE + k].node_config  # type: ignore[return-value]
@@ -108,6 +115,8 @@ class LyingServer:
             reply = self.ask(k, {**contents[k], RECORD_KEY_CONFIGS: ConfigRecord(step)})
             vectors = reply[RECORD_KEY_CONFIGS]["masked_params"]
             self._vectors[k] = [bytes_to_ndarray(data) for data in vectors]
+            if SIGNED in reply:
+                self.requests[k] = reply[SIGNED]["signature"]
         if not self.own:
             self._unmask(sites)
 
@@ -144,12 +153,14 @@ class LyingServer:
     def _unmask(self, sites: list[int]) -> None:
         present = {k: sorted({*self.stories[k]} - {*self.gone.get(k, ())}) for k in sites}
         nodes = {k: [FIRST_NODE + j for j in present[k]] for k in sites}
-        lists: dict[int, bytes] = {}
+        lists, requests = dict[int, bytes](), self.forge_requests(self.requests)
         for k in sites:
             if "consortium" in self.node_config(k):
                 step = {"stage": SIGN_LIST, "active_nids": nodes[k]}
-                reply = self.ask(k, {RECORD_KEY_CONFIGS: ConfigRecord(step)})
-                lists[k] = reply[RECORD_KEY_CONFIGS]["signature"]
+                told = {"nodes": nodes[k], "signatures": [requests[j] for j in present[k]]}
+                content = {RECORD_KEY_CONFIGS: ConfigRecord(step), SIGNED: ConfigRecord(told)}  # type: ignore[arg-type]
+                if reply := self._ask_on(k, content):
+                    lists[k] = reply[RECORD_KEY_CONFIGS]["signature"]
         lists = self.forge_lists(lists)
         for k in sites:
             mine = {j: lists[j] for j in present[k] if j in lists}
@@ -157,10 +168,20 @@ class LyingServer:
             dead = [FIRST_NODE + j for j in self.gone.get(k, ())]
             step = {"stage": "unmask", "active_nids": nodes[k], "dead_nids": dead}
             content = {RECORD_KEY_CONFIGS: ConfigRecord(step), SIGNED: ConfigRecord(proofs)}  # type: ignore[arg-type]
-            reply = self.ask(k, content)[RECORD_KEY_CONFIGS]
-            kinds = ["seed"] * len(nodes[k]) + ["key"] * len(dead)
-            for kind, owner, share in zip(kinds, reply["nids"], reply["shares"], strict=True):
-                self._shares[kind, owner - FIRST_NODE].add(share)
+            if reply := self._ask_on(k, content):
+                told = reply[RECORD_KEY_CONFIGS]
+                kinds = ["seed"] * len(nodes[k]) + ["key"] * len(dead)
+                for kind, owner, share in zip(kinds, told["nids"], told["shares"], strict=True):
+                    self.shares[kind, owner - FIRST_NODE].add(share)
+
+    def _ask_on(self, k: int, content: dict[str, Any]) -> Any:
+        try:
+            return self.ask(k, content)
+        except Refusal as refusal:
+            if not self.goes_on:
+                raise
+            self.refusals[k].append(str(refusal))
+            return None
 
     def stolen(self, *victims: int) -> Flat:
         """Return the sum of the updates of sites, whose masks towards all others are known."""
@@ -185,7 +206,7 @@ class LyingServer:
         return np.asarray(np.sum(updates, axis=0))
 
     def _seed(self, k: int) -> bytes:
-        shares = set(self._shares["seed", k])
+        shares = set(self.shares["seed", k])
         for owned in self.own:
             state = self._memory(owned)
             kept = dict(
@@ -197,7 +218,7 @@ class LyingServer:
     def _private_key(self, k: int) -> bytes:
         if k in self.own:
             return self._memory(k)["sk1"]  # type: ignore[no-any-return]
-        return combine_shares([*self._shares["key", k]])
+        return combine_shares([*self.shares["key", k]])
 
     def _memory(self, k: int) -> Any:
         return self.federation.grid.contexts[FIRST_NODE + k].state["secaggplus_state"]

@@ -167,7 +167,7 @@ def test_a_server_with_another_story_for_each_site_reads_updates_only_without_si
     np.testing.assert_allclose(server.stolen(*victims), server.update(*victims), atol=1e-6)
     signing = LyingServer(stories, gone)
     signing.sign_with(folder, named(len(stories)))
-    with pytest.raises(Refusal, match=r"'north' keeps the masks: [12] sites have signed"):
+    with pytest.raises(Refusal, match="'north' (keeps the masks: [12] sites have|signs no)"):
         signing.run()
 
 
@@ -197,15 +197,28 @@ def test_three_of_five_signatures_are_enough(folder: Path) -> None:
     np.testing.assert_allclose(server.stolen(0, 1, 2, 3), server.update(0, 1, 2, 3), atol=1e-6)
 
 
-def test_a_site_with_other_settings_than_the_others_keeps_its_masks(folder: Path) -> None:
-    """Without signatures the sum would be mostly its update; see `test_attacks.py`."""
-    told: dict[int, dict[str, Any]] = {0: {"train.lr": 0.3}}
+def test_no_site_unmasks_a_sum_with_one_that_was_told_other_settings(folder: Path) -> None:
+    """Without signatures the sum would be mostly this site's update; see `test_attacks.py`."""
     unsigned, signed = LyingServer(FIVE), LyingServer(FIVE)
-    unsigned.told = signed.told = told
+    for server in (unsigned, signed):
+        server.told, server.goes_on = {0: {"train.lr": 30.0}}, True
     signed.sign_with(folder, named(5))
     unsigned.run()
-    with pytest.raises(Refusal, match="'north' keeps the masks: 1 sites have signed"):
-        signed.run()
+    np.testing.assert_allclose(unsigned.stolen(*range(5)), unsigned.update(*range(5)), atol=1e-4)
+    signed.run()
+    assert not signed.shares
+    for k, (of_list, of_shares) in signed.refusals.items():
+        assert f"{NAMES[k]!r} signs no list with site {NAMES[0 if k else 1]!r}" in of_list
+        assert "keeps the masks: 0 sites have signed" in of_shares
+
+
+@pytest.mark.parametrize("forge", [lambda _: b"", lambda signed: signed[3]])
+def test_no_list_is_signed_with_a_site_that_signed_no_request(forge: Any, folder: Path) -> None:
+    server = LyingServer(FIVE)
+    server.sign_with(folder, named(5))
+    server.forge_requests = lambda signed: {**signed, 4: forge(signed)}
+    with pytest.raises(Refusal, match="'north' signs no list with site 'center'"):
+        server.run()
 
 
 def test_a_site_signs_one_list_in_a_set_up(folder: Path) -> None:
