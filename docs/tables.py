@@ -77,13 +77,13 @@ def tasks() -> str:
 
 def strategies() -> str:
     """Return the table of strategies' needs besides models and numbers of examples."""
-    rows = []
-    for name, strategy in MERGING.items():
+    alike: dict[tuple[str, str], list[str]] = {}
+    for strategy in MERGING.values():
         instance = strategy()
         reported = (f"metric `{metric}`" for metric in instance.reported_metrics)
         needs = ", ".join([*(_need(strategy, need) for need in instance.measurements), *reported])
         server_needs = [
-            f"`{argument}`, or `{'` and `'.join(keys)}` in the config that it sends"
+            f"`{argument}`, or `{'` and `'.join(keys)}` in its config"
             for argument, keys in strategy.config_keys.items()
         ]
         if strategy.client_config is not FairStrategy.client_config:
@@ -91,8 +91,9 @@ def strategies() -> str:
         if strategy.extra:
             server_needs.append(f"`fairflower[{strategy.extra}]`")
         server = ", ".join(server_needs)
-        rows.append((f"`{name}`", f"`{strategy.__name__}`", needs or "nothing more", server))
-    return _table(("strategy", "class", "a client also sends", "the server also needs"), rows)
+        alike.setdefault((needs or "nothing more", server), []).append(f"`{strategy.__name__}`")
+    rows = [(", ".join(classes), *both) for both, classes in alike.items()]
+    return _table(("strategies", "a client also sends", "the server also needs"), rows)
 
 
 def secure() -> str:
@@ -113,10 +114,14 @@ def secure() -> str:
 def measurements() -> str:
     """Return the table of measurements."""
     rows = [
-        (f"`{name}`", _kind(name), measurement.model, measurement.description)
+        (
+            f"`{name}`",
+            f"{_kind(name)}, {measurement.model}",
+            measurement.description.removeprefix("a single array named ``h``: "),
+        )
         for name, measurement in MEASUREMENTS.items()
     ]
-    return _table(("name", "sent as", "of the model", "what it is"), rows)
+    return _table(("name", "sent as, of the model", "what it is"), rows)
 
 
 def cohort() -> str:
