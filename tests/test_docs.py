@@ -653,6 +653,63 @@ def test_no_page_is_longer_than_a_reader_reads(pages: str) -> None:
     assert sum(len(text.split()) for text in texts) <= WORDS[pages]
 
 
+#: Door of the README -> questions, the page with the answer, its section, and words of the answer.
+QUESTIONS = {
+    "I compare methods": [
+        ("How do I install it?", "docs/guide.md", "Install", 'pip install ".[sim]"'),
+        ("What is a domain?", "README.md", "fairflower", "A *domain* is a source of data"),
+        ("What do I run first?", "README.md", "fairflower", "uv run fairflower compare"),
+        ("What do columns mean?", "docs/report.md", "Accuracy", "deviation over domains"),
+        ("Is a difference real?", "docs/report.md", "Differences", "p < 0.05 and at least five"),
+        (
+            "Which method first?",
+            "docs/which-method.md",
+            "Which method first?",
+            "**uniform weights**",
+        ),
+        ("How do I tune fairly?", "docs/tune.md", "Steps of a study", "the same number of trials"),
+        ("How do I add my method?", "docs/your-own-parts.md", "A strategy in a file", "def weigh("),
+        ("Where are tables for a paper?", "docs/guide.md", "Tables for a paper", "--format latex"),
+        (
+            "How do I repeat Table 2 of FedHEAL?",
+            "experiments/README.md",
+            "Table 2, Figure 7",
+            "compare --config",
+        ),
+        ("How do I use my data?", "docs/data.md", "Your own tables", "--data table"),
+        ("How do I use a GPU?", "docs/guide.md", "Engines", "Clients use a GPU if there is one"),
+        ("How many seeds?", "docs/guide.md", "How many seeds", "Verdicts need at least five"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("door", "question", "page", "heading", "answer"),
+    [pytest.param(door, *asked, id=asked[0]) for door, of in QUESTIONS.items() for asked in of],
+)
+def test_a_question_is_answered_one_click_from_its_door(
+    door: str, question: str, page: str, heading: str, answer: str
+) -> None:
+    root = DOCS.parent
+    table = (root / "README.md").read_text(encoding="utf-8").partition(f"| {door} |")[2]
+    links = re.findall(r"\]\(([^)#]+)", table.partition("\n\n")[0])
+    assert len(links) <= 8
+    assert page in {"README.md", *links}, question
+    sections = re.split(
+        r"^#+ (?=.*\n\n)", (root / page).read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    (section,) = [text for text in sections if text.startswith(heading)]
+    assert answer in " ".join(section.split()), question
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)
+def test_sentences_have_at_most_twenty_words_on_average(path: Path) -> None:
+    text = re.sub(r"```.*?```|^(?:    |[|#<]).*$", "", path.read_text("utf-8"), flags=re.S | re.M)
+    parts = re.split(r"\n\n|\n(?=- |\d\. )|(?<=[.:;?])\s", re.sub(r"\]\(.*?\)", "]", text))
+    lengths = [len(part.split()) for part in parts if len(part.split()) > 2]
+    assert sum(lengths) <= 20 * len(lengths)
+
+
 #: Pages that do not say yet where to go next.
 WITHOUT_NEXT = {"data", "deployment", "privacy"}
 

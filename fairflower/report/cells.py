@@ -94,14 +94,12 @@ class Table:
     @property
     def on_screen(self) -> "Table":
         """The table with one standard deviation; files for papers also have that of ddof 0."""
-        if not {STD.heading, STD0.heading} <= {*self.columns}:
-            return self
-        kept = [i for i, column in enumerate(self.columns) if column != STD0.heading]
-
-        def shorter(row: Row) -> Row:
-            return replace(row, cells=[row.cells[i] for i in kept])
-
-        groups = [Group(group.heading, [*map(shorter, group.rows)]) for group in self.groups]
+        second = STD0.heading if STD.heading in self.columns else None
+        kept = [i for i, column in enumerate(self.columns) if column != second]
+        groups = [
+            replace(g, rows=[replace(row, cells=[row.cells[i] for i in kept]) for row in g.rows])
+            for g in self.groups
+        ]
         return replace(self, columns=[self.columns[i] for i in kept], groups=groups)
 
 
