@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections import OrderedDict
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -20,6 +21,7 @@ import pytest
 import runs
 import tables as needs
 import torch
+import yaml
 from command import SHARPNESS, call
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -651,6 +653,25 @@ def test_the_documented_task_learns_the_quantile_of_demand(
 def test_no_page_is_longer_than_a_reader_reads(pages: str) -> None:
     texts = [path.read_text(encoding="utf-8") for path in DOCS.parent.glob(pages)]
     assert sum(len(text.split()) for text in texts) <= WORDS[pages]
+
+
+def test_the_citation_file_is_valid() -> None:
+    """Its keys are those of https://citation-file-format.github.io, and agree with the package."""
+    text = (DOCS.parent / "CITATION.cff").read_text(encoding="utf-8")
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    citation = yaml.safe_load(text)
+    required = {"cff-version", "message", "title", "authors"}
+    optional = "abstract commit contact date-released doi identifiers keywords license license-url "
+    optional += "preferred-citation references repository repository-artifact repository-code type "
+    assert required <= citation.keys() <= {*required, *optional.split(), "url", "version"}
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["type"] in {"software", "dataset"}
+    assert citation["version"] == project["version"]
+    assert citation["license"] == project["license"]
+    entity, person = {"name"}, {"family-names", "given-names", "orcid", "affiliation", "email"}
+    assert all(a.keys() <= entity or a.keys() <= person for a in citation["authors"])
+    assert citation["authors"]
+    assert all(citation["authors"])
 
 
 #: Door of the README -> questions, the page with the answer, its section, and words of the answer.
