@@ -31,6 +31,7 @@ SOURCES = (
     "benchmarks/*.md",
     "examples/**/*.*",
     "experiments/*.md",
+    "experiments/leaderboard/*.md",
     "experiments/*.toml",
     "experiments/*.csv",
     "experiments/*.py",

@@ -21,24 +21,32 @@ from fairflower.config.run import default_values, key_help
 from fairflower.config.text import toml_tables
 from fairflower.deploy.policy import TEMPLATE
 from fairflower.errors import ConfigError
-from fairflower.registry import CLIENTS, TASKS
+from fairflower.registry import CLIENTS, REFERENCES, TASKS
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies import STRATEGIES, FairStrategy
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(ROOT.glob("docs/*.md"))
+#: The strategies without the references `alone` and `pooled`.
+MERGING = {name: cls for name, cls in STRATEGIES.items() if name not in REFERENCES}
 
 
 def all_strategies() -> str:
     """Return the table of strategies, with the first line of each docstring."""
-    rows = [(f"`{name}`", _summary(cls), cls.paper) for name, cls in STRATEGIES.items()]
+    rows = [(f"`{name}`", _summary(cls), cls.paper) for name, cls in MERGING.items()]
     return _table(("strategy", "what it does", "from"), rows)
 
 
 def all_clients() -> str:
     """Return the table of clients, with the first line of each docstring."""
-    rows = [(f"`{name}`", _summary(method), method.paper) for name, method in CLIENTS.items()]
-    return _table(("client", "how it trains", "from"), rows)
+    names: dict[type, list[str]] = {}
+    for name, method in CLIENTS.items():
+        names.setdefault(method, []).append(f"`{name}`")
+    rows = [
+        (", ".join(same), _summary(method).removeprefix("Local training "), method.paper)
+        for method, same in names.items()
+    ]
+    return _table(("client", "local training", "from"), rows)
 
 
 def all_tasks() -> str:
@@ -46,7 +54,7 @@ def all_tasks() -> str:
     rows = []
     for name, kind in TASKS.items():
         first, *others = [score.phrase for score in kind.scores]
-        rows.append((f"`{name}`", _summary(kind), first, ", ".join(others)))
+        rows.append((f"`{name}`", _summary(kind).partition(":")[0], first, ", ".join(others)))
     return _table(("task", "what is learnt", "primary score", "other scores"), rows)
 
 
@@ -57,24 +65,26 @@ def tasks() -> str:
         "head": "a vector of outputs",
         "share": "a primary score from 0 to 1",
     }
-    rows = []
+    methods: dict[str, list[str]] = {}
     for name, strategy in STRATEGIES.items():
         needs = {MEASUREMENTS[need].needs for need in strategy().measurements} - {""}
-        if needs:
-            rows.append((f"`{name}`", " and ".join(words[need] for need in sorted(needs))))
-    rows += [(f"client `{n}`", words[kind.needed]) for n, kind in CLIENTS.items() if kind.needed]
-    return _table(("method", "needs"), rows)
+        for need in needs:
+            methods.setdefault(words[need], []).append(f"`{name}`")
+    for name, kind in CLIENTS.items():
+        if kind.needed:
+            methods.setdefault(words[kind.needed], []).append(f"`{name}` (client)")
+    return _table(("needs", "methods"), [(need, ", ".join(of)) for need, of in methods.items()])
 
 
 def strategies() -> str:
     """Return the table of strategies' needs besides models and numbers of examples."""
-    rows = []
-    for name, strategy in STRATEGIES.items():
+    alike: dict[tuple[str, str], list[str]] = {}
+    for strategy in MERGING.values():
         instance = strategy()
         reported = (f"metric `{metric}`" for metric in instance.reported_metrics)
         needs = ", ".join([*(_need(strategy, need) for need in instance.measurements), *reported])
         server_needs = [
-            f"`{argument}`, or `{'` and `'.join(keys)}` in the config that it sends"
+            f"`{argument}`, or `{'` and `'.join(keys)}` in its config"
             for argument, keys in strategy.config_keys.items()
         ]
         if strategy.client_config is not FairStrategy.client_config:
@@ -82,8 +92,9 @@ def strategies() -> str:
         if strategy.extra:
             server_needs.append(f"`fairflower[{strategy.extra}]`")
         server = ", ".join(server_needs)
-        rows.append((f"`{name}`", f"`{strategy.__name__}`", needs or "nothing more", server))
-    return _table(("strategy", "class", "a client also sends", "the server also needs"), rows)
+        alike.setdefault((needs or "nothing more", server), []).append(f"`{strategy.__name__}`")
+    rows = [(", ".join(classes), *both) for both, classes in alike.items()]
+    return _table(("strategies", "a client also sends", "the server also needs"), rows)
 
 
 def secure() -> str:
@@ -104,10 +115,14 @@ def secure() -> str:
 def measurements() -> str:
     """Return the table of measurements."""
     rows = [
-        (f"`{name}`", _kind(name), measurement.model, measurement.description)
+        (
+            f"`{name}`",
+            f"{_kind(name)}, {measurement.model}",
+            measurement.description.removeprefix("a single array named ``h``: "),
+        )
         for name, measurement in MEASUREMENTS.items()
     ]
-    return _table(("name", "sent as", "of the model", "what it is"), rows)
+    return _table(("name", "sent as, of the model", "what it is"), rows)
 
 
 def cohort() -> str:
@@ -116,6 +131,8 @@ def cohort() -> str:
     rows = [(f"`{name}`", _cell(re.sub(r"\s*#: ", " ", note))) for note, name in notes]
     for name, member in vars(Cohort).items():
         if name.startswith("_") or not isinstance(member, property | FunctionType):
+            continue
+        if name in ("blocks", "each", "cap", "check_weights", "clipped"):  # for fairflower's own
             continue
         signature = ""
         if isinstance(member, FunctionType):
@@ -239,8 +256,9 @@ def with_settings(project: str) -> str:
 
 
 def _summary(method: type) -> str:
-    """Return the first line of a class's docstring, without the period."""
-    return (method.__doc__ or "").strip().splitlines()[0].removesuffix(".")
+    """Return the first line of a class's docstring, without the period and a citation."""
+    first = (method.__doc__ or "").strip().splitlines()[0].removesuffix(".")
+    return re.sub(r" \([^()]*\d{4}[^()]*\)$", "", first)
 
 
 def _cell(text: str) -> str:

@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections import OrderedDict
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -20,6 +21,7 @@ import pytest
 import runs
 import tables as needs
 import torch
+import yaml
 from command import SHARPNESS, call
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -41,7 +43,7 @@ from fairflower.data.partition import apply_partitioner
 from fairflower.engines.inline import InlineGrid
 from fairflower.exchanges import centers
 from fairflower.report import read_run
-from fairflower.server.contents import read_facts, read_history
+from fairflower.server.contents import read_history
 from fairflower.strategies import STRATEGIES, FairStrategy
 from fairflower.testing import check_data, check_strategy, check_task
 
@@ -50,7 +52,23 @@ LIARS = DOCS.parent / "experiments" / "liars.md"
 CLIENTS = 4
 
 #: Page or pages -> the most words that they may have together, as counted by ``wc -w``.
-WORDS = {"README.md": 900, "docs/results.md": 1200, "docs/deployment.md": 3800, "docs/*.md": 44_000}
+WORDS = {
+    "docs/*.md": 44_000,
+    "README.md": 900,
+    "docs/deployment.md": 3800,
+    "docs/guide.md": 2700,
+    "docs/leaderboard.md": 250,
+    "docs/methods.md": 2200,
+    "docs/other-libraries.md": 600,
+    "docs/python.md": 900,
+    "docs/report.md": 1250,
+    "docs/results.md": 1200,
+    "docs/settings.md": 2400,
+    "docs/tune.md": 850,
+    "docs/use-one-strategy.md": 1700,
+    "docs/which-method.md": 800,
+    "docs/your-own-parts.md": 2300,
+}
 
 
 class Net(nn.Sequential):
@@ -310,21 +328,6 @@ def test_documented_strategies_pass_check_strategy(programs: Any) -> None:
     check_strategy(programs("smoothed.py")["Smoothed"])
 
 
-def test_documented_local_arrays_stay_with_the_clients(
-    programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("own_words.py", "reviews.py"):
-        (tmp_path / name).write_text(programs.texts[name])
-    monkeypatch.syspath_prepend(tmp_path)
-    models = []
-    for keep in ("client", "server"):
-        chosen = {"data.name": "reviews:Reviews", "client.name": f"own_words:OwnWords:keep={keep}"}
-        folder = runs.run(runs.config(tmp_path, **chosen, **{"strategy.name": "uniform"}), nodes=3)
-        assert read_facts(folder)["local_arrays"] == ["tokens.weight"]
-        models.append((folder / "model.safetensors").read_bytes())
-    assert models[0] == models[1]
-
-
 def test_the_documented_measurement_reaches_its_strategy(
     programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -397,28 +400,6 @@ def test_the_documented_texts_can_be_shown_compared_and_analyzed(
         # Praise or complaint is in the first word: what is learned in one shop helps the others.
         assert min(run.values[-1]) > 0.9
     assert "reviews:Focal" in call("out/runs", command=SHARPNESS)
-
-
-def test_the_documented_tables_can_be_read_and_trained_on(
-    programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "patients.py").write_text(programs.texts["patients.py"])
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("west", "north"):
-        rows = [f"p{i // 2},{40 + i % 30},{120 + i % 17},{int(i % 30 > 15)}" for i in range(100)]
-        (tmp_path / f"{name}.csv").write_text("\n".join(["patient,age,pressure,label", *rows]))
-    chosen = {
-        "data.name": "patients:Patients",
-        "data.dir": str(tmp_path),
-        "data.patient": "patient",
-    }
-    run = read_run(runs.run(runs.config(tmp_path / "out", **chosen), nodes=2))
-    assert run.domains == ("north", "west")
-    assert run.info["test_sizes"] == [20, 20]  # at most, of the visits of 11 patients
-    assert run.config["model.name"] == "mlp"
-    data = programs("patients.py")["Patients"](DataConfig(dir=str(tmp_path)))
-    assert data.features("west", "test", np.array([1, 2])).tolist() == [[41, 121], [50, 130]]
-    check_data(programs("patients.py")["Patients"], DataConfig(dir=str(tmp_path)))
 
 
 def test_the_documented_manifest_keeps_patients_together(
@@ -528,7 +509,8 @@ def test_the_documented_policy_chooses_the_smallest_clients(programs: Any) -> No
 
 
 def test_the_documented_leaderboard_is_a_valid_design(tmp_path: Path) -> None:
-    (design,) = re.findall(r"```toml\n(.+?)```", (DOCS / "leaderboard.md").read_text(), re.S)
+    page = DOCS.parent / "experiments" / "leaderboard" / "README.md"
+    (design,) = re.findall(r"```toml\n(.+?)```", page.read_text(), re.S)
     path = tmp_path / "board.toml"
     path.write_text(design)
     board = Design.read(path)
@@ -629,7 +611,7 @@ def test_every_generated_table_is_in_a_document() -> None:
     assert set(re.findall(r"<!-- table: (\w+) -->", text)) == set(needs.TABLES)
 
 
-LINKING = [*DOCS.glob("*.md"), *DOCS.parent.glob("experiments/*.md"), *DOCS.parent.glob("*.md")]
+LINKING = [*DOCS.glob("*.md"), *DOCS.parent.glob("experiments/**/*.md"), *DOCS.parent.glob("*.md")]
 
 
 @pytest.mark.parametrize("path", LINKING, ids=str)
@@ -672,6 +654,82 @@ def test_the_documented_task_learns_the_quantile_of_demand(
 def test_no_page_is_longer_than_a_reader_reads(pages: str) -> None:
     texts = [path.read_text(encoding="utf-8") for path in DOCS.parent.glob(pages)]
     assert sum(len(text.split()) for text in texts) <= WORDS[pages]
+
+
+def test_the_citation_file_is_valid() -> None:
+    """Its keys are those of https://citation-file-format.github.io, and agree with the package."""
+    text = (DOCS.parent / "CITATION.cff").read_text(encoding="utf-8")
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    citation = yaml.safe_load(text)
+    required = {"cff-version", "message", "title", "authors"}
+    optional = "abstract commit contact date-released doi identifiers keywords license license-url "
+    optional += "preferred-citation references repository repository-artifact repository-code type "
+    assert required <= citation.keys() <= {*required, *optional.split(), "url", "version"}
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["type"] in {"software", "dataset"}
+    assert citation["version"] == project["version"]
+    assert citation["license"] == project["license"]
+    entity, person = {"name"}, {"family-names", "given-names", "orcid", "affiliation", "email"}
+    assert all(a.keys() <= entity or a.keys() <= person for a in citation["authors"])
+    assert citation["authors"]
+    assert all(citation["authors"])
+
+
+#: Door of the README -> questions, the page with the answer, its section, and words of the answer.
+QUESTIONS = {
+    "I compare methods": [
+        ("How do I install it?", "docs/guide.md", "Install", 'pip install ".[sim]"'),
+        ("What is a domain?", "README.md", "fairflower", "A *domain* is a source of data"),
+        ("What do I run first?", "README.md", "fairflower", "uv run fairflower compare"),
+        ("What do columns mean?", "docs/report.md", "Accuracy", "deviation over domains"),
+        ("Is a difference real?", "docs/report.md", "Differences", "p < 0.05 and at least five"),
+        (
+            "Which method first?",
+            "docs/which-method.md",
+            "Which method first?",
+            "**uniform weights**",
+        ),
+        ("How do I tune fairly?", "docs/tune.md", "Steps of a study", "the same number of trials"),
+        ("How do I add my method?", "docs/your-own-parts.md", "A strategy in a file", "def weigh("),
+        ("Where are tables for a paper?", "docs/guide.md", "Tables for a paper", "--format latex"),
+        (
+            "How do I repeat Table 2 of FedHEAL?",
+            "experiments/README.md",
+            "Table 2, Figure 7",
+            "compare --config",
+        ),
+        ("How do I use my data?", "docs/data.md", "Your own tables", "--data table"),
+        ("How do I use a GPU?", "docs/guide.md", "Engines", "Clients use a GPU if there is one"),
+        ("How many seeds?", "docs/guide.md", "How many seeds", "Verdicts need at least five"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("door", "question", "page", "heading", "answer"),
+    [pytest.param(door, *asked, id=asked[0]) for door, of in QUESTIONS.items() for asked in of],
+)
+def test_a_question_is_answered_one_click_from_its_door(
+    door: str, question: str, page: str, heading: str, answer: str
+) -> None:
+    root = DOCS.parent
+    table = (root / "README.md").read_text(encoding="utf-8").partition(f"| {door} |")[2]
+    links = re.findall(r"\]\(([^)#]+)", table.partition("\n\n")[0])
+    assert len(links) <= 8
+    assert page in {"README.md", *links}, question
+    sections = re.split(
+        r"^#+ (?=.*\n\n)", (root / page).read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    (section,) = [text for text in sections if text.startswith(heading)]
+    assert answer in " ".join(section.split()), question
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)
+def test_sentences_have_at_most_twenty_words_on_average(path: Path) -> None:
+    text = re.sub(r"```.*?```|^(?:    |[|#<]).*$", "", path.read_text("utf-8"), flags=re.S | re.M)
+    parts = re.split(r"\n\n|\n(?=- |\d\. )|(?<=[.:;?])\s", re.sub(r"\]\(.*?\)", "]", text))
+    lengths = [len(part.split()) for part in parts if len(part.split()) > 2]
+    assert sum(lengths) <= 20 * len(lengths)
 
 
 #: Pages that do not say yet where to go next.

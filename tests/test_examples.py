@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import shlex
 import tomllib
@@ -28,6 +29,28 @@ def outputs(cell: Any, kind: str) -> str:
     return "".join(
         output["data"][kind] for output in cell.outputs if kind in output.get("data", {})
     )
+
+
+def test_the_notebook_installs_from_its_clone_or_from_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook = json.loads(NOTEBOOK.read_text("utf-8"))
+    source = next("".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code")
+    commands: list[list[str]] = []
+    monkeypatch.setattr("subprocess.run", lambda words, **_: commands.append(words))
+    exec(source, {})
+    assert not commands  # it is installed
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.chdir(NOTEBOOK.parent)
+    exec(source, {})
+    monkeypatch.chdir(tmp_path)
+    exec(source.replace('ADDRESS = ""', 'ADDRESS = "git+https://example.org/x"'), {})
+    assert [words[-1] for words in commands] == [
+        f"{ROOT}[train]",
+        "fairflower[train] @ git+https://example.org/x",
+    ]
+    with pytest.raises(RuntimeError, match="set ADDRESS"):
+        exec(source, {})
 
 
 @pytest.mark.nightly

@@ -84,7 +84,7 @@ class Cohort:
 
     #: The round, counted from 1.
     server_round: int
-    #: K ids, ascending: each reply's metric ``client-id`` or, without this metric, its node id.
+    #: K ids, ascending: each reply's metric ``client-id``, or else its node id.
     client_ids: tuple[int, ...]
     #: Training examples n_k, shape (K,), all positive.
     num_examples: NDArray[np.float64]
@@ -97,8 +97,7 @@ class Cohort:
     #: Names of arrays that are not trained (BatchNorm statistics and counters).
     buffers: frozenset[str] = frozenset()
     #: Measurements of the K clients by name: ``fisher`` and ``gradient`` have an array per
-    #: parameter, other arrays are a single array ``h``. Also arrays for
-    #: exchanges, by exchange name.
+    #: parameter, others a single array ``h``. Also arrays for exchanges.
     measured: dict[str, tuple[Arrays, ...]] = field(default_factory=dict)
     #: Number of clients in the federation; 0 means K.
     population: int = 0

@@ -34,27 +34,26 @@ class PrivacyConfig:
     noise_multiplier: Annotated[
         float,
         Range(0, 1e9),
-        "Standard deviation of the noise added to the model, as a multiple of privacy.clip "
-        "times bound.max-client-weight. 0 disables differential privacy.",
+        "Standard deviation of the model's noise, as a multiple of privacy.clip times "
+        "bound.max-client-weight. 0 disables differential privacy.",
     ] = 0.0
     clip: Annotated[
         float,
         Range(above=0),
-        "Cap on the norm of an update under differential privacy; larger updates are scaled down.",
+        "Cap on the norm of an update under differential privacy.",
     ] = 1.0
     number_noise_multiplier: Annotated[
         float,
         Range(0, 1e9),
-        "Standard deviation of the noise added to each number that a client sends for the "
-        "strategy, as a multiple of the number's range. 0 is allowed only if the strategy needs "
-        "no numbers.",
+        "Standard deviation of the noise of each number that a client sends, as a multiple of "
+        "the number's range. 0 is allowed only without numbers.",
     ] = 0.0
     loss_range: Annotated[
         float,
         Range(0, 1e9),
-        "Upper bound to which losses and sharpness are clipped under differential privacy; the "
-        "lower bound is 0. Accuracies always range from 0 to 1. 0 means the task's: 12 for "
-        "next-token, twice the loss of guessing for survival, and 5 for the others.",
+        "Largest loss and sharpness under differential privacy; larger values are clipped. 0 "
+        "means 12 for next-token, twice the loss of guessing for survival, and 5 for other "
+        "tasks.",
     ] = 0.0
     delta: Annotated[
         float,
@@ -66,8 +65,8 @@ class PrivacyConfig:
     ] = 0.0
     noise_seed: Annotated[
         Count,
-        "Random seed for the noise, for experiments only: anyone who knows the seed can remove "
-        "the noise. 0 means random numbers from the operating system.",
+        "Random seed for the noise, for experiments only: who knows the seed can remove the "
+        "noise. 0 means random numbers from the operating system.",
     ] = 0
 
     def __post_init__(self) -> None:

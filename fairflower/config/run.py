@@ -77,55 +77,49 @@ class RunConfig:
     ] = 1.0
     min_clients: Annotated[
         Count,
-        "Minimum number of valid replies per round. 0 means half of the selected clients, and both "
-        "of two sites.",
+        "Minimum number of valid replies per round. 0 means half of the selected clients, and "
+        "both of two sites.",
     ] = 0
     sites: Annotated[
         int | str,
         Range(0),
-        "Comma-separated names of the sites that take part, or their minimum number in the first "
-        "round. 0 means the sites that are connected, at least two.",
+        "Comma-separated names of the sites that take part, or their minimum number. 0 means "
+        "the connected sites, at least two.",
     ] = 0
-    late_sites: Annotated[
-        str, "Comma-separated names of sites that take part from when they connect on."
-    ] = ""
+    late_sites: Annotated[str, "Comma-separated names of sites that may connect later."] = ""
     statistics: Annotated[
         bool,
-        "Whether the run ends when all sites have described their data, which `fairflower data "
-        "statistics FOLDER` shows.",
+        "Whether the run ends when all sites have described their data.",
     ] = False
     secure_aggregation: Annotated[
         bool,
-        "Whether clients mask their models, so that the server learns only a weighted sum "
-        "(Flower's SecAgg+). Strategies that need individual models are rejected.",
+        "Whether clients mask their models (Flower's SecAgg+), so that the server learns only a "
+        "weighted sum.",
     ] = False
     tuned: Annotated[
         str,
         EXECUTION,
-        "Training settings, and arguments of the method, that were chosen for each method on "
-        "validation examples, for example train.lr,client.mu. Reports compare methods that differ "
-        "in these.",
+        "Comma-separated settings that were chosen for each method on validation examples, such "
+        "as train.lr,client.mu. Reports compare methods that differ in these.",
     ] = ""
     round_timeout: Annotated[
         float,
         Range(above=0),
         EXECUTION,
-        "Time limit for the replies of a round, in seconds. The inline engine has none.",
+        "Time limit for the replies of a round, in seconds; none with the inline engine.",
     ] = 3600.0
     output_dir: Annotated[
         str, EXECUTION, "Parent folder of run folders. Empty means $FAIRFLOWER_HOME/runs."
     ] = ""
     run_name: Annotated[
-        str, EXECUTION, "Name of the run folder; by default, time, method, data set and seed."
+        str, EXECUTION, "Name of the run folder. Empty means time, method, data set and seed."
     ] = ""
-    resume: Annotated[
-        str, EXECUTION, "Run folder to resume with its own settings. Empty starts a new run."
-    ] = ""
+    resume: Annotated[str, EXECUTION, "Run folder to resume. Empty starts a new run."] = ""
     engine: Annotated[
         Engine,
         EXECUTION,
-        "Simulation engine: ray (fairflower's, on Ray), flower (Flower's, on Ray), inline (one "
-        "client at a time, in this process), or auto (ray if it saves time, else inline).",
+        "Simulation engine: ray, flower (Flower's, on Ray), inline (in this process), or auto "
+        "(ray if it saves time, else inline).",
     ] = "auto"
     ray_address: Annotated[
         str,
@@ -135,27 +129,26 @@ class RunConfig:
     workers: Annotated[
         Count,
         EXECUTION,
-        "Number of parallel clients on Ray; the inline engine ignores it. 0 means as many as fit.",
+        "Number of parallel clients on Ray. 0 means as many as fit.",
     ] = 0
     client_cpus: Annotated[PositiveCount, "Number of CPUs and torch threads per client."] = 1
     client_gpus: Annotated[
         float | Literal["auto"],
         Range(0),
         EXECUTION,
-        "GPU fraction per client on Ray. auto measures how many clients fit on this machine, and "
-        "means no GPU on a Ray cluster. 0 means no GPU.",
+        "GPU fraction per client on Ray. auto measures how many clients fit on this machine, "
+        "and means 0 on a Ray cluster. 0 means no GPU.",
     ] = "auto"
     gpu_memory_errors: Annotated[
         Literal["retry", "stop"],
         EXECUTION,
         "What to do if a client runs out of GPU memory. retry: try once more, with half as many "
-        "clients or runs in parallel; stop: end the run.",
+        "in parallel; stop: end the run.",
     ] = "retry"
     track: Annotated[
         str,
         EXECUTION,
-        "Experiment tracker that also logs the metrics: none, tensorboard, mlflow, wandb, or "
-        "module:Class.",
+        "Experiment tracker: none, tensorboard, mlflow, wandb, or module:Class.",
     ] = "none"
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

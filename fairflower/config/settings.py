@@ -68,68 +68,58 @@ class DataConfig:
     )
     task: Annotated[
         str,
-        "What is learnt: a name from `fairflower list tasks` with its arguments, or module:Class. "
-        "Empty means the data set's own task.",
+        "What is learnt: a name from `fairflower list tasks`, or module:Class. Empty means the "
+        "data set's own task.",
     ] = ""
     dir: Annotated[
         str,
         EXECUTION,
-        "Folder of local data. Empty means $FAIRFLOWER_DATA or, if this variable is not set, a "
-        "download from the Hugging Face Hub.",
+        "Folder of local data. Empty means $FAIRFLOWER_DATA or, without it, a download from the "
+        "Hugging Face Hub.",
     ] = ""
-    domains: Annotated[
-        str, "Comma-separated list of domains to use. Empty means all domains of the data set."
-    ] = ""
+    domains: Annotated[str, "Comma-separated list of domains to use. Empty means all."] = ""
     held_out: Annotated[
         str,
-        "Domain to hold out: no client has its data, and the server tests on it as an unseen "
-        "domain. Empty means none.",
+        "Domain that no client has, and on which the server tests. Empty means none.",
     ] = ""
     groups: Annotated[
         str,
-        "Sensitive attribute for measuring group fairness: sex, health or age in the embedded "
-        "tables, or an array or column in your own files. Empty means none.",
+        "Sensitive attribute for group fairness: sex, health or age in the embedded tables, or "
+        "your own column. Empty means none.",
     ] = ""
     patient: Annotated[
         str,
-        "Column, or array of an npz file, with the patient, family or device of each example, "
-        "whose examples are kept together in one split and one client. Empty means none.",
+        "Column with the patient, family or device, whose examples stay in one split and at one "
+        "client. Empty means none.",
     ] = ""
     target: Annotated[
         str,
-        "Column of a table that is predicted, or several, separated by commas. Empty means those "
-        "that the schema calls targets.",
+        "Comma-separated columns that are predicted. Empty means the schema's targets.",
     ] = ""
     features: Annotated[
         str,
-        "Comma-separated columns of a table by which the target is predicted. Empty means all "
-        "others that all domains have.",
+        "Comma-separated columns by which the target is predicted. Empty means all others.",
     ] = ""
-    drop: Annotated[
-        str, "Comma-separated columns of a table that are not used. Empty means none."
-    ] = ""
+    drop: Annotated[str, "Comma-separated columns that are not used. Empty means none."] = ""
     domain_column: Annotated[
         str,
-        "Column with the domain of each row, if all domains of a table are in one file. Empty "
-        "means a file for each domain.",
+        "Column with the domain of each row, if a table is in one file. Empty means a file for "
+        "each domain.",
     ] = ""
     split: Annotated[
         str,
-        "Column of a table with the split of each row, train or test. Empty means that every fifth "
-        "row or patient of each class is a test example.",
+        "Column with the split, train or test. Empty means that every fifth row or patient of a "
+        "class is a test example.",
     ] = ""
-    time: Annotated[
-        str, "Column of a table with times, for data.task = survival. Empty means none."
-    ] = ""
+    time: Annotated[str, "Column with times, for survival. Empty means none."] = ""
     event: Annotated[
         str,
-        "Column of a table that says whether a time is an event's (1) or the end of the "
-        "observation (0). Empty means none.",
+        "Column that says whether a time is an event's (1) or the end of the observation (0). "
+        "Empty means none.",
     ] = ""
     schema: Annotated[
         str,
-        "File in data.dir that says what the columns of a table mean. Empty means schema.toml, if "
-        "it is there.",
+        "File in data.dir that says what columns mean. Empty means schema.toml, if there is one.",
     ] = ""
     smallest_group: Annotated[
         PositiveCount,
@@ -138,8 +128,8 @@ class DataConfig:
     ] = 5
     clients_per_domain: Annotated[
         Count,
-        "Clients per domain; ignored if imbalance-factor > 1. 0 means 5, as in papers, or 1 for "
-        "your own data.",
+        "Clients per domain, unless imbalance-factor is above 1. 0 means 5, or 1 for your own "
+        "data.",
     ] = 0
     fraction: Annotated[
         Fraction,
@@ -147,8 +137,7 @@ class DataConfig:
     ] = 0.0
     examples_per_client: Annotated[
         Count,
-        "Number of training examples per client, as an alternative to data.fraction. 0 "
-        "means that data.fraction applies.",
+        "Number of training examples per client. 0 means that data.fraction applies.",
     ] = 0
     seed: Annotated[Count, "Random seed for the partition and the clients' data."] = 0
     image_size: Annotated[
@@ -158,50 +147,44 @@ class DataConfig:
     ] = 0
     augment: Annotated[bool, "Whether to apply the data set's augmentation during training."] = True
     test_examples: Annotated[
-        Count, "Number of test examples per domain, drawn once at random (data.seed). 0 means all."
+        Count, "Number of test examples per domain, drawn with data.seed. 0 means all."
     ] = 0
     dirichlet_alpha: Annotated[
         float,
         Range(0, 1e6),
-        "Concentration parameter alpha of a Dirichlet partition of each domain, which gives the "
-        "clients different label distributions and sizes (FedISM: 1.0). 0 means a random "
-        "partition into equal parts.",
+        "Alpha of a Dirichlet partition of each domain, which gives clients different labels "
+        "and sizes (FedISM: 1.0). 0 means equal parts at random.",
     ] = 0.0
     corrupted_clients: Annotated[
         Count,
-        "Number of clients per domain whose images are corrupted: the last clients of each "
-        "domain. 0 means none.",
+        "Number of clients per domain, the last ones, whose images are corrupted. 0 means none.",
     ] = 0
     corruption: Annotated[
         Literal["noise", "blur"],
-        "Type of corruption: noise (Gaussian noise) or blur (motion blur).",
+        "Type of corruption: noise (Gaussian) or blur (motion).",
     ] = "noise"
     severity: Annotated[
         int, Range(1, 5), "Severity of the corruption, 1 to 5 (FedISM: noise 3; its code: blur 1)."
     ] = 3
     redraw: Annotated[
         str,
-        "Draw the test examples of your own data with data.seed: rows (with data.patient, whole "
-        "patients), or by a column or array. Empty means no, but rows for several federations if "
-        "nothing fixes them.",
+        "Draw the test examples of your own data with data.seed: rows (or whole patients), or "
+        "by a column. Empty means rows if nothing fixes them.",
     ] = ""
     validation_fraction: Annotated[
         Fraction,
-        "Fraction of each client's training examples to hold out for validation, for example to "
-        "choose hyper-parameters. They are drawn at random with data.seed. 0 means none.",
+        "Fraction of each client's training examples that are validation examples instead. 0 "
+        "means none.",
     ] = 0.0
     validation_examples: Annotated[
         Count,
-        "Number of validation examples per domain (with corrupted-clients: for its clean and its "
-        "corrupted clients each), as an alternative to validation-fraction. "
-        "They are drawn at random with data.seed from the training examples that no client has; "
-        "if there are fewer, all are used. 0 means none.",
+        "Number of validation examples per domain, of training examples that no client has, as "
+        "an alternative to validation-fraction; all if there are fewer. 0 means none.",
     ] = 0
     imbalance_factor: Annotated[
         PositiveCount,
-        "Domain imbalance: the first domain has this many times as many clients as the last, "
-        "and the numbers in between form a geometric sequence (FedGCR's DIF: 1, 5, 10). 1 means "
-        "clients-per-domain in every domain.",
+        "The first domain has this many times as many clients as the last, with a geometric "
+        "sequence between (FedGCR's DIF: 1, 5, 10). 1 means clients-per-domain.",
     ] = 1
 
     def __post_init__(self) -> None:
@@ -237,22 +220,20 @@ class ModelConfig:
 
     name: Annotated[
         str,
-        "Model: a name from `fairflower list models`, or module:Class. Default for features: mlp; "
-        "for token ids: embedding-bag, and gpt for next-token; for masks: unet.",
+        "Model: a name from `fairflower list models`, or module:Class. Default for features: "
+        "mlp; for token ids: embedding-bag, and gpt for next-token; for masks: unet.",
     ] = "cnn"
     weights: Annotated[
         str,
-        "Pretrained weights. For prompt-vit-*, vpt-vit-* and resnet18: a .safetensors or .pth "
-        "file, or imagenet; empty means the model's default weights, which are random for "
-        "resnet18. For smp:NAME: a file; empty means random weights. For timm:NAME and hf:NAME: "
-        "empty means the pretrained weights in the cache or folder, and random means random "
-        "weights; timm:NAME also accepts a file.",
+        "Pretrained weights: a file, imagenet (prompt-vit-*, vpt-vit-*, resnet18), or random "
+        "(timm:NAME, hf:NAME). Empty means those in the cache or folder for timm:NAME and "
+        "hf:NAME, random weights for resnet18 and smp:NAME.",
     ] = ""
     adapter: Annotated[
         str,
         "Adapter for a frozen timm:NAME or hf:NAME network, such as "
-        "lora:r=8:alpha=16:targets=qkv,proj; only the adapter and the head are trained and "
-        "sent. Empty means that the whole network is trained and sent.",
+        "lora:r=8:alpha=16:targets=qkv,proj. Empty means that the whole network is trained and "
+        "sent.",
     ] = ""
 
     @property
@@ -283,45 +264,39 @@ class ModelConfig:
 class TrainConfig:
     """Settings for local training that all methods share."""
 
-    local_epochs: Annotated[
-        Count, "Number of local epochs: passes over a client's data in each round."
-    ] = 5
+    local_epochs: Annotated[Count, "Number of passes over a client's data in each round."] = 5
     batch_size: Annotated[
         PositiveCount, "Number of examples per training step (FedHEAL on Digits: 64)."
     ] = 64
     optimizer: Annotated[
         Literal["sgd", "adam", "adamw"],
-        "Optimizer: sgd, adam or adamw, the latter two with betas 0.9 and 0.999. Its state is "
-        "reset in every round.",
+        "Optimizer: sgd, adam or adamw, which begins anew in every round.",
     ] = "sgd"
     lr: Annotated[Amount, "Learning rate."] = 0.05
     lr_schedule: Annotated[
         Literal["constant", "linear", "cosine", "step"],
-        "Learning rate schedule over rounds. constant: lr in every round; linear and cosine: decay "
-        "from lr to lr-final times lr; step: multiplication by lr-factor every lr-every rounds.",
+        "Learning rate over rounds. linear, cosine: decay from lr to lr-final times lr; step: "
+        "multiplication by lr-factor every lr-every rounds.",
     ] = "constant"
     lr_final: Annotated[
         Fraction,
-        "Final learning rate of the linear and cosine schedules, as a fraction of lr; the "
-        "schedules reach it one round after the last.",
+        "Final learning rate of linear and cosine, as a fraction of lr.",
     ] = 0.0
     lr_factor: Annotated[
         float,
         Range(above=0, high=1),
-        "Factor by which the step schedule multiplies the learning rate.",
+        "Factor of each step of the step schedule.",
     ] = 0.1
-    lr_every: Annotated[
-        PositiveCount, "Number of rounds between two steps of the step schedule."
-    ] = 10
+    lr_every: Annotated[PositiveCount, "Number of rounds between two steps."] = 10
     lr_warmup: Annotated[
         Count,
-        "Number of rounds of linear warm-up, which starts at lr / (lr-warmup + 1); lr-schedule "
-        "begins after the warm-up. 0 disables it.",
+        "Number of rounds of linear warm-up, which starts at lr / (lr-warmup + 1), before "
+        "lr-schedule begins. 0 disables it.",
     ] = 0
     momentum: Annotated[Fraction, "Momentum of sgd; adam and adamw ignore it."] = 0.9
     weight_decay: Annotated[
         Amount,
-        "Weight decay: an L2 penalty for sgd and adam, and decoupled weight decay for adamw.",
+        "Weight decay: an L2 penalty for sgd and adam, decoupled for adamw.",
     ] = 1e-5
     sharpness: Annotated[
         Literal["none", "sam", "gsam"],
@@ -331,17 +306,15 @@ class TrainConfig:
     alpha: Annotated[Amount, "Weight of the surrogate gap in gsam (FedISM: 0.1)."] = 0.1
     logit_adjustment: Annotated[
         bool,
-        "Whether to add the logarithm of the client's class frequencies to the logits "
-        "during training (FedISM).",
+        "Whether the logits get the logarithm of the client's class frequencies during training "
+        "(FedISM).",
     ] = False
     device: Annotated[
         str, "Device for training and evaluation: auto, cpu, cuda, cuda:N or mps."
     ] = "auto"
     precision: Annotated[
         Literal["float32", "bf16"],
-        "Floating-point precision of local training steps: float32, or bf16 (autocast to "
-        "bfloat16). Weights, optimizer states, tests, measurements and messages are always "
-        "float32. (On NVIDIA GPUs convolutions use TF32, PyTorch's default.)",
+        "Precision of local training steps: float32, or bf16 (autocast to bfloat16).",
     ] = "float32"
 
     def lr_in(self, server_round: int, num_rounds: int) -> float:
@@ -379,7 +352,7 @@ class MeasureConfig:
     )
     rho: Annotated[
         Amount,
-        "Radius for measuring sharpness (FedISM: 0.05). train.rho is the radius for training.",
+        "Radius for measuring sharpness (FedISM: 0.05).",
     ] = 0.05
 
 
@@ -389,8 +362,8 @@ class ObserveConfig:
 
     window: Annotated[
         Count,
-        "Number of rounds over which the report shows the sign consistency of each client's "
-        "updates (FedHEAL, Fig. 2: 10 and 100). 0 disables it.",
+        "Number of rounds of the report's sign consistency of updates (FedHEAL, Fig. 2: 10 and "
+        "100). 0 disables it.",
     ] = 0
 
 
@@ -400,9 +373,8 @@ class StopConfig:
 
     patience: Annotated[
         Count,
-        "Stop after this many rounds without an improvement in the loss; 0 disables early "
-        "stopping. The loss is the mean over domains on the server's validation examples; "
-        "without them, it is the train_loss in history.csv.",
+        "Stop after this many rounds without an improvement in the loss on validation examples "
+        "or, without them, in the training loss; 0 disables early stopping.",
     ] = 0
     min_delta: Annotated[Amount, "Minimum decrease in the loss that counts as an improvement."] = (
         0.0
@@ -424,10 +396,9 @@ class CheckpointConfig:
     best: Annotated[
         Literal["auto", "none", "average", "worst", "worst-half"],
         EXECUTION,
-        "Criterion for the best round, whose model is also kept (best.safetensors): the primary "
-        "score on validation examples, as the average over domains, in the worst domain, or in the "
-        "worst half of the domains. auto: average with stop.patience and validation examples, "
-        "else none.",
+        "Criterion for the best round, whose model is also kept: the primary score on "
+        "validation examples, averaged over domains, in the worst domain, or in the worst half "
+        "of the domains. auto: average with stop.patience and validation examples.",
     ] = "auto"
 
 
@@ -438,13 +409,12 @@ class ParticipationConfig:
     policy: Annotated[
         str,
         "Policy that selects the clients of each round: uniform, by-examples, round-robin, "
-        "power-of-choice:d=10, or module:Class. With by-examples, fedavg counts examples twice.",
+        "power-of-choice:d=10, or module:Class.",
     ] = "uniform"
     availability: Annotated[
         str,
-        "Which clients are available in each round. always: all clients; "
-        "markov:leave=0.1:back=0.5: clients leave and come back with these probabilities; or a "
-        "CSV file with the columns round and client.",
+        "Which clients are available: always; markov:leave=0.1:back=0.5, where clients leave "
+        "and come back with these probabilities; or a CSV file of rounds and clients.",
     ] = "always"
 
 
@@ -459,12 +429,12 @@ class BoundConfig:
     ] = 1.0
     clip_update_norm: Annotated[
         Amount,
-        "Cap on the norm of a client's update; larger updates are scaled down. 0 means no cap.",
+        "Cap on the norm of a client's update. 0 means no cap.",
     ] = 0.0
     clip_update_median: Annotated[
         Amount,
-        "Cap on the norm of a client's update, as a multiple of the round's median norm; larger "
-        "updates are scaled down. 0 means no cap.",
+        "Cap on the norm of a client's update, as a multiple of the round's median norm. 0 "
+        "means no cap.",
     ] = 0.0
 
 
@@ -479,17 +449,17 @@ class ServerConfig:
     optimizer: Annotated[
         Literal["none", "sgd", "momentum", "adam", "yogi", "adagrad"],
         "Server optimizer: sgd, momentum (FedAvgM), adam, yogi or adagrad (FedAdam, ...) steps "
-        "along the merged model minus the one before; none takes the merged model.",
+        "along the merged model minus the one before.",
     ] = "none"
     lr: Annotated[
         Amount,
-        "Server learning rate. 0 means Flower's: 1 for sgd and momentum, 0.1 for adam and adagrad, "
-        "0.01 for yogi.",
+        "Server learning rate. 0 means Flower's: 1 for sgd and momentum, 0.1 for adam and "
+        "adagrad, 0.01 for yogi.",
     ] = 0.0
     momentum: Annotated[
         float,
         Range(0, 0.9999),
-        "Beta of momentum, and beta_1 of adam and yogi; the other server optimizers ignore it.",
+        "Beta of momentum, and beta_1 of adam and yogi.",
     ] = 0.9
     tau: Annotated[float, Range(above=0), "Adaptivity of adam, yogi and adagrad."] = 1e-3
     beta_2: Annotated[float, Range(0, 0.9999), "Beta_2 of adam and yogi."] = 0.99
@@ -501,50 +471,47 @@ class EvaluateConfig:
 
     by: Annotated[
         Literal["server", "clients", "both"],
-        "Where the global model is tested. server: on the server, on the test set of every "
-        "domain (as in the papers); clients: on each client, on its own test data; both: on the "
-        "server and on the clients.",
+        "Where the global model is tested: server, on the test set of every domain (as in the "
+        "papers); clients, each on its own test data; or both.",
     ] = "server"
     model: Annotated[
         str,
-        "Model that is tested without training: a run folder, or its best.safetensors or another "
-        "file. Empty trains a model. fairflower evaluate sets it, with the run's other settings.",
+        "Model to test without training: a run folder or a file. Empty trains a model.",
     ] = ""
     every: Annotated[
         PositiveCount, "Number of rounds between two tests. The last model is always tested."
     ] = 1
     batch_size: Annotated[PositiveCount, "Number of examples per forward pass in a test."] = 500
     test: Annotated[
-        bool, "Whether to test on test examples. false: only on validation examples, as trials do."
+        bool, "Whether to test on test examples. false: only on validation examples."
     ] = True
     auc: Annotated[
-        bool, "Whether the server also computes the AUC. For medical data sets it always does."
+        bool, "Whether the server also computes the AUC, as always for medical data sets."
     ] = False
     adabn: Annotated[
         bool,
-        "Whether the server also tests on the held-out domain with BatchNorm statistics that "
-        "are estimated from its unlabeled test examples (AdaBN).",
+        "Whether the server also tests on the held-out domain with BatchNorm statistics of its "
+        "unlabeled test examples (AdaBN).",
     ] = False
     margin: Annotated[
         Amount,
-        "Margin of equivalence in reports, which a run declares before it begins: a difference "
-        "between the worst domains in the primary score's unit, in points for fractions; half of "
-        "it for STD. 0 means 2 points or, for a score that is no fraction, the task's margin or "
-        "2 % of the average of the method compared with.",
+        "Margin of equivalence in reports for the worst domain, in the score's unit or points; "
+        "half of it for STD. 0 means 2 points or, for a score that is no fraction, the task's "
+        "margin or 2 %.",
     ] = 0.0
     metrics: Annotated[
-        str, "Comma-separated list of your own metrics, each as module:function. Empty means none."
+        str, "Comma-separated list of your own metrics, each module:function. Empty means none."
     ] = ""
     metric_errors: Annotated[
         Literal["stop", "skip"],
         EXECUTION,
-        "What to do if one of your own metrics fails on a domain. stop: end the run; skip: "
-        "leave the metric out for this domain in this round.",
+        "What to do if one of your own metrics fails. stop: end the run; skip: leave it out in "
+        "this test.",
     ] = "stop"
     keep_examples: Annotated[
         bool,
         EXECUTION,
-        "Whether the server stores a few test examples (masks or numbers) for figures of reports.",
+        "Whether the server stores a few test examples for figures of reports.",
     ] = True
 
 

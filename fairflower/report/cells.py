@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from fairflower.numerics.metrics import STD, STD0
 from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.report.methods import Comparison, Method, several_runs
 from fairflower.report.reading import Run
@@ -89,6 +90,17 @@ class Table:
     groups: Sequence[Group]
     footers: Sequence[str] = ()
     heading: str = "method"  # of the rows
+
+    @property
+    def on_screen(self) -> "Table":
+        """The table with one standard deviation; files for papers also have that of ddof 0."""
+        second = STD0.heading if STD.heading in self.columns else None
+        kept = [i for i, column in enumerate(self.columns) if column != second]
+        groups = [
+            replace(g, rows=[replace(row, cells=[row.cells[i] for i in kept]) for row in g.rows])
+            for g in self.groups
+        ]
+        return replace(self, columns=[self.columns[i] for i in kept], groups=groups)
 
 
 @dataclass(frozen=True)

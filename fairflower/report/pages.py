@@ -74,11 +74,12 @@ class TerminalTable:
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        yield Text(self.table.title, style="bold")
-        rows = [row for group in self.table.groups for row in group.rows]
+        table = self.table.on_screen
+        yield Text(table.title, style="bold")
+        rows = [row for group in table.groups for row in group.rows]
         columns = [
             _rich_column(title, [row.cells[place] for row in rows])
-            for place, title in enumerate(self.table.columns)
+            for place, title in enumerate(table.columns)
         ]
         widths = [1 + max(console.measure(text).maximum for text in texts) for texts in columns]
         names = max((len(text) for row in rows for text in (row.name, row.remark)), default=0)
@@ -87,12 +88,12 @@ class TerminalTable:
         room = options.max_width - names
         for column, width in zip(columns, widths, strict=True):
             if part and width > room:
-                yield from (_rich_table(self.table.groups, part), Text())
+                yield from (_rich_table(table.groups, part), Text())
                 part, room = [], options.max_width - names
             part.append(column)
             room -= width
-        yield _rich_table(self.table.groups, part)
-        for line in (self.table.caption, *self.table.footers):
+        yield _rich_table(table.groups, part)
+        for line in (table.caption, *table.footers):
             # A pipe or a file gets plain text, and no explanation of bold type.
             if text := line if console.color_system else _BOLD.sub("", line):
                 yield Text(text, "dim")
