@@ -145,7 +145,7 @@ def leaves() -> str:
     return _table(header, sorted(rows, key=lambda row: order.index(row[1])))
 
 
-_MASKED, _CONSORTIUM = "`secure-aggregation`", "`consortium` in the node config"
+_MASKED, _CONSORTIUM = "`secure-aggregation`", "`consortium`"
 _SHARED = "only without `domain` in the node config"
 _STRATEGY = "`strategy.name` ([which](use-one-strategy.md#what-each-strategy-needs))"
 _OWN = "`share-own-model`, `test-others-models` in the node config"

@@ -51,6 +51,8 @@ CLIENTS = 4
 
 #: Page or pages -> the most words that they may have together, as counted by ``wc -w``.
 WORDS = {"README.md": 900, "docs/results.md": 1200, "docs/*.md": 44_000}
+WORDS |= {"docs/privacy.md": 3500, "docs/differential-privacy.md": 1000, "docs/faults.md": 2000}
+WORDS |= {"docs/cluster.md": 550, "CONTRIBUTING.md": 2990}
 
 
 class Net(nn.Sequential):
@@ -674,8 +676,79 @@ def test_no_page_is_longer_than_a_reader_reads(pages: str) -> None:
     assert sum(len(text.split()) for text in texts) <= WORDS[pages]
 
 
+#: Door of the README -> questions, the page with the answer, its section, and words of the answer.
+QUESTIONS = {
+    "I connect sites": [
+        (
+            "What do I need: memory, bytes a round?",
+            "docs/deployment.md",
+            "A list of what leaves a site",
+            "Memory of a site's process",
+        ),
+        ("How long does a round take?", "docs/deployment.md", "What it costs", "a round of warm"),
+        ("How do I try it?", "docs/deployment.md", "Try it on one machine", "deploy trial"),
+        ("Who makes certificates?", "docs/deployment.md", "1. The server", "deploy certificates"),
+        ("Who makes keys?", "docs/deployment.md", "2. A site", "deploy key site.key"),
+        ("Where do data lie, and how?", "docs/deployment.md", "A site's data", "`data.name` says"),
+        ("What leaves a site?", "docs/privacy.md", "What leaves a client", "| who gets it |"),
+        ("How does a site forbid it?", "docs/deployment.md", "A site's policy", "`policy.toml`"),
+        (
+            "Are we better off alone?",
+            "docs/deployment.md",
+            "Better off alone?",
+            "by domain who gains",
+        ),
+        ("What if a site fails?", "docs/faults.md", "A client or site is left", "when it is back"),
+        ("What if a site withdraws?", "docs/deployment.md", "Who takes part", "withdraws"),
+        ("Which diagnosis has a new patient?", "docs/data.md", "Your own tables", "predict"),
+        ("How do sites get the model?", "docs/deployment.md", "3. A run", "send it to the sites"),
+        ("How do we upgrade?", "docs/deployment.md", "Who takes part", "need the same version"),
+        (
+            "What do masks protect from?",
+            "docs/privacy.md",
+            "Against whom it holds",
+            "a server that follows the protocol",
+        ),
+        ("Which epsilon?", "docs/differential-privacy.md", "Which epsilon", "times as likely"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("door", "question", "page", "heading", "answer"),
+    [pytest.param(door, *asked, id=asked[0]) for door, of in QUESTIONS.items() for asked in of],
+)
+def test_a_question_is_answered_one_click_from_its_door(
+    door: str, question: str, page: str, heading: str, answer: str
+) -> None:
+    root = DOCS.parent
+    table = (root / "README.md").read_text(encoding="utf-8").partition(f"| {door} |")[2]
+    links = re.findall(r"\]\(([^)#]+)", table.partition("\n\n")[0])
+    assert page in {"README.md", *links}, question
+    text = (root / page).read_text(encoding="utf-8")
+    sections = re.split(r"^#+ (?=.*\n\n)", text, flags=re.MULTILINE)
+    (section,) = [text for text in sections if text.startswith(heading)]
+    assert answer in " ".join(section.split()), question
+
+
+def sentences(text: str) -> list[str]:
+    """Return a page's sentences, without code, tables, headings and targets of links."""
+    text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^(<!--|    |\s*\||#).*", "", text, flags=re.MULTILINE)
+    text = re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "", text))
+    parts = re.split(r"[.!?]\W*\s|\n\n|\n *(?:-|\d+\.) ", f"{text}\n\n")
+    return [part for part in parts if len(part.split()) > 1]
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)
+def test_sentences_have_at_most_twenty_words_on_average(path: Path) -> None:
+    found = sentences(path.read_text(encoding="utf-8"))
+    limit = 21 if path.stem == "leaderboard" else 20
+    assert 0 < sum(len(sentence.split()) for sentence in found) <= limit * len(found)
+
+
 #: Pages that do not say yet where to go next.
-WITHOUT_NEXT = {"data", "deployment", "privacy"}
+WITHOUT_NEXT = {"data", "deployment"}
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)
