@@ -148,6 +148,7 @@ def leaves() -> str:
 _MASKED, _CONSORTIUM = "`secure-aggregation`", "`consortium`"
 _SHARED = "only without `domain` in the node config"
 _STRATEGY = "`strategy.name` ([which](use-one-strategy.md#what-each-strategy-needs))"
+_MEASURED = "only with `secure-aggregation`; `strategy.name`"
 _OWN = "`share-own-model`, `test-others-models` in the node config"
 _NUMBERS = [name for name, kind in MEASUREMENTS.items() if kind.shape == "number"]
 #: What leaves a site whatever methods a run has: the setting that changes it, the kind or stage of
@@ -161,7 +162,7 @@ SENT = (
     ("`privacy.clip`: no loss", "train", "metrics", "num-examples", "client-id", "train_loss"),
     ("`client.name`", "train", "metrics", "state-round"),
     *((_MASKED, stage, RECORD_KEY_CONFIGS) for stage in Stage.all()),
-    (_STRATEGY, MEASURE, "metrics", "num-examples", "client-id"),
+    (_MEASURED, MEASURE, "metrics", "num-examples", "client-id"),
     (_MASKED, Stage.COLLECT_MASKED_VECTORS, "metrics", "num-examples", "client-id", "train_loss"),
     (_MASKED, Stage.COLLECT_MASKED_VECTORS, "fitres.num_examples"),
     (_MASKED, Stage.COLLECT_MASKED_VECTORS, "fitres.status"),
@@ -188,8 +189,8 @@ def _leaving(setting: str, kind: str, record: str, *keys: str, **flat: str) -> t
 
 def _leaving_by_method() -> Iterable[tuple[str, ...]]:
     """Yield rows of what strategies and clients ask for; numbers are described elsewhere."""
-    for kind in (MEASURE, "train"):
-        _, *cells = _leaving(_STRATEGY, kind, "metrics", *_NUMBERS)
+    for kind, setting in ((MEASURE, _MEASURED), ("train", _STRATEGY)):
+        _, *cells = _leaving(setting, kind, "metrics", *_NUMBERS)
         yield ", ".join(f"`{name}`" for name in _NUMBERS), *cells
     by = {"received_group_counts": ["fairfed"], "representation": ["fedgcr"]}  # by an argument
     for name in [name for name in MEASUREMENTS if name not in _NUMBERS]:
