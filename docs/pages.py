@@ -30,6 +30,7 @@ SOURCES = (
     "docs/*.css",
     "benchmarks/*.md",
     "examples/**/*.*",
+    "tests/README.md",
     "experiments/*.md",
     "experiments/leaderboard/*.md",
     "experiments/*.toml",

@@ -18,12 +18,20 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from fairflower.aggregation.cohort import Cohort
 from fairflower.config import ClientConfig, RunConfig
 from fairflower.config.run import default_values, key_help
+from fairflower.config.site import TESTS_OTHERS
 from fairflower.config.text import toml_tables
+from fairflower.deploy.leaves import WHEN, Rehearsal, Sent
 from fairflower.deploy.policy import TEMPLATE
 from fairflower.errors import ConfigError
+from fairflower.flower_compat import RECORD_KEY_CONFIGS, Stage
+from fairflower.numerics.group_fairness import GROUP_COUNTS
 from fairflower.registry import CLIENTS, REFERENCES, TASKS
 from fairflower.registry.measurements import MEASUREMENTS
+from fairflower.registry.user_metrics import FAILED_METRICS
+from fairflower.secure.client import MEASURE
+from fairflower.secure.protocol import SIGN_LIST, SIGNED
 from fairflower.strategies import STRATEGIES, FairStrategy
+from fairflower.training.client_state import OWN
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(ROOT.glob("docs/*.md"))
@@ -99,17 +107,18 @@ def strategies() -> str:
 
 def secure() -> str:
     """Return the table of strategies under secure aggregation, with reasons against it."""
-    rows = []
+    rows: dict[str, list[str]] = {}
     for name, strategy in STRATEGIES.items():
         instance = strategy(alpha=0) if name == "fedeba+" else strategy()
+        label = f"`{name}`" + " with `strategy.alpha = 0`" * (name == "fedeba+")
         if instance.sums_suffice:
-            numbers = ", ".join(f"`{need}`" for need in instance.measurements) or "nothing more"
-            works = "with `strategy.alpha = 0`" if name == "fedeba+" else "yes"
-            rows.append((f"`{name}`", works, numbers))
+            numbers = ", ".join(f"`{need}`" for need in instance.measurements) or "no number"
+            rows.setdefault(f"yes, with {numbers} in the clear", []).append(label)
         else:
             reason, nearest = strategy.single_updates
-            rows.append((f"`{name}`", f"no: it {reason}", f"use `{nearest}`"))
-    return _table(("strategy", "works", "numbers in the clear, or the nearest that works"), rows)
+            rows.setdefault(f"no: it {reason}", []).append(f"{label} (use `{nearest}`)")
+    ordered = sorted(rows.items(), key=lambda row: row[0].startswith("no"))
+    return _table(("works", "strategies"), ((works, ", ".join(by)) for works, by in ordered))
 
 
 def measurements() -> str:
@@ -143,20 +152,80 @@ def cohort() -> str:
     return _table(("`cohort.`", "what it is"), rows)
 
 
-def clients() -> str:
-    """Return the table of arrays that clients exchange with the server besides the model."""
-    rows = []
-    kept = [(f"{name}:keep=server", m) for name, m in CLIENTS.items() if "keep" in m.arguments()]
-    for name, method in (*CLIENTS.items(), *kept):
-        arguments = ClientConfig.read(name).args
-        kinds = [type(exchange) for exchange in method.make_exchanges(arguments)]
-        to = ", ".join(f"`{kind.name}`" for kind in kinds)
-        names = [kind.name for kind in kinds if kind.returned]
-        names += [need for kind in kinds for need in kind().measurements]
-        back = ", ".join(f"`{name}`" for name in names)
-        if kinds:
-            rows.append((f"`{name}`", f"`{kinds[0].__name__}`", to, back or "nothing"))
-    return _table(("client", "exchange", "may come from the server", "leaves the client"), rows)
+def leaves() -> str:
+    """Return the table of what leaves a site, in the words of ``fairflower deploy leaves``."""
+    data: dict[tuple[str, ...], list[str]] = {}
+    for what, *cells in (*(_leaving(*row) for row in SENT), *_leaving_by_method()):
+        data.setdefault(tuple(cells), []).append(what)
+    rows = [("<br>".join(parts), *cells) for cells, parts in data.items()]
+    order = [when.partition(";")[0] for when in WHEN.values()]
+    header = ("datum", "when", "who gets it", "kept at the server", "what changes it")
+    return _table(header, sorted(rows, key=lambda row: order.index(row[1])))
+
+
+_MASKED, _CONSORTIUM = "`secure-aggregation`", "`consortium`"
+_SHARED = "only without `domain` in the node config"
+_STRATEGY = "`strategy.name` ([which](use-one-strategy.md#what-each-strategy-needs))"
+_MEASURED = "only with `secure-aggregation`; `strategy.name`"
+_OWN = "`share-own-model`, `test-others-models` in the node config"
+_NUMBERS = [name for name, kind in MEASUREMENTS.items() if kind.shape == "number"]
+#: What leaves a site whatever methods a run has: the setting that changes it, the kind or stage of
+#: the message, the record, and its values.
+SENT = (
+    ("`data.groups`, `smallest-group`; `sums = false` in a schema", "query", "node", "site"),
+    ("`tests-only` in the node config", "query", "node", "version", "tests-only"),
+    (_SHARED, "query", "node", "federation", "digest", "partition-id", "num-partitions"),
+    ("only with `statistics` and `row-digests`", "query", "node", "rows", "rows-of"),
+    ("`secure-aggregation` masks it; `privacy.clip`; `client.name`", "train", "arrays"),
+    ("`privacy.clip`: no loss", "train", "metrics", "num-examples", "client-id", "train_loss"),
+    ("`client.name`", "train", "metrics", "state-round"),
+    *((_MASKED, stage, RECORD_KEY_CONFIGS) for stage in Stage.all()),
+    (_MEASURED, MEASURE, "metrics", "num-examples", "client-id"),
+    (_MASKED, Stage.COLLECT_MASKED_VECTORS, "metrics", "num-examples", "client-id", "train_loss"),
+    (_MASKED, Stage.COLLECT_MASKED_VECTORS, "fitres.num_examples"),
+    (_MASKED, Stage.COLLECT_MASKED_VECTORS, "fitres.status"),
+    (_CONSORTIUM, Stage.SETUP, SIGNED),
+    (_CONSORTIUM, SIGN_LIST, RECORD_KEY_CONFIGS),
+    ("`evaluate.by`", "evaluate", "metrics", "num-examples", "client-id", "eval_loss"),
+    ("`evaluate.metrics`", "evaluate", "metrics", "accuracy", "personal_accuracy"),
+    ("`evaluate.metrics`", "evaluate", FAILED_METRICS),
+    ("`data.groups`, `smallest-group`", "evaluate", GROUP_COUNTS),
+    (_OWN, "evaluate", OWN),
+    (_OWN, "evaluate", "node", TESTS_OTHERS),
+)
+
+
+def _leaving(setting: str, kind: str, record: str, *keys: str, **flat: str) -> tuple[str, ...]:
+    """Return a row of what leaves a site, as a rehearsal with settings of a run would say it."""
+    config = RunConfig.from_flat({"strategy.name": "uniform", **flat})
+    (row,) = Rehearsal(config, replies=[Sent(kind, 1, 0, record, 0, keys)]).leaving()
+    what = row.what if keys or record == RECORD_KEY_CONFIGS else f"{record}: {row.what}"
+    what = re.sub(r"(^|; )([\w.-]+): ", r"\1`\2`: ", what).replace("a single array named h: ", "")
+    kept = re.sub(r" \(.*?\)|, until [\w ]+", "", row.kept)  # the page says until when
+    return what, row.when.partition(";")[0], row.recipient, kept, setting
+
+
+def _leaving_by_method() -> Iterable[tuple[str, ...]]:
+    """Yield rows of what strategies and clients ask for; numbers are described elsewhere."""
+    for kind, setting in ((MEASURE, _MEASURED), ("train", _STRATEGY)):
+        _, *cells = _leaving(setting, kind, "metrics", *_NUMBERS)
+        yield ", ".join(f"`{name}`" for name in _NUMBERS), *cells
+    by = {"received_group_counts": ["fairfed"], "representation": ["fedgcr"]}  # by an argument
+    for name in [name for name in MEASUREMENTS if name not in _NUMBERS]:
+        asked = [n for n, strategy in STRATEGIES.items() if name in strategy().measurements]
+        names = by.setdefault(name, asked)
+        what, *cells = _leaving(_STRATEGY, "train", name, **{"strategy.name": names[0]})
+        yield f"{what} (`{'`, `'.join(names)}`)", *cells
+    by = {}
+    kept = [f"{name}:keep=server" for name, m in CLIENTS.items() if "keep" in m.arguments()]
+    for name in (*CLIENTS, *kept):
+        chosen = ClientConfig.read(name)
+        for exchange in chosen.factory.make_exchanges(chosen.args):
+            if exchange.returned:
+                by.setdefault(exchange.name, []).append(name)
+    for name, names in by.items():
+        what, *cells = _leaving("`client.name`", "train", name, **{"client.name": names[0]})
+        yield f"{what} (`{'`, `'.join(names)}`)", *cells
 
 
 #: Settings of a private run, by which the registry says which methods allow it.
@@ -234,7 +303,7 @@ TABLES = {
     table.__name__: table
     for table in (
         *(all_strategies, all_clients, strategies, secure, measurements, cohort),
-        *(clients, settings, all_tasks, tasks, first, policy),
+        *(leaves, settings, all_tasks, tasks, first, policy),
     )
 }
 

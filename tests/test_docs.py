@@ -55,11 +55,16 @@ CLIENTS = 4
 WORDS = {
     "docs/*.md": 44_000,
     "README.md": 900,
+    "CONTRIBUTING.md": 2990,
+    "docs/cluster.md": 550,
     "docs/deployment.md": 3800,
+    "docs/differential-privacy.md": 1000,
+    "docs/faults.md": 2000,
     "docs/guide.md": 2700,
     "docs/leaderboard.md": 250,
     "docs/methods.md": 2200,
     "docs/other-libraries.md": 600,
+    "docs/privacy.md": 3550,
     "docs/python.md": 900,
     "docs/report.md": 1250,
     "docs/results.md": 1200,
@@ -702,6 +707,44 @@ QUESTIONS = {
         ("How do I use a GPU?", "docs/guide.md", "Engines", "Clients use a GPU if there is one"),
         ("How many seeds?", "docs/guide.md", "How many seeds", "Verdicts need at least five"),
     ],
+    "I connect sites": [
+        (
+            "What do I need: memory, bytes a round?",
+            "docs/deployment.md",
+            "What do I need?",
+            "**Memory** of a site",
+        ),
+        ("How long does a round take?", "docs/deployment.md", "What it costs", "a round of warm"),
+        ("How do I try it?", "docs/deployment.md", "Try it on one machine", "deploy trial"),
+        ("Who makes certificates?", "docs/deployment.md", "1. The server", "deploy certificates"),
+        ("Who makes keys?", "docs/deployment.md", "2. A site", "deploy key site.key"),
+        ("Where do data lie, and how?", "docs/deployment.md", "A site's data", "`data.name` says"),
+        ("What leaves a site?", "docs/privacy.md", "What leaves a client", "| who gets it |"),
+        (
+            "How does a site forbid it?",
+            "docs/deployment.md",
+            "A site's policy",
+            "deploy policy > policy.toml",
+        ),
+        (
+            "Are we better off alone?",
+            "docs/deployment.md",
+            "Better off alone?",
+            "by domain who gains",
+        ),
+        ("What if a site fails?", "docs/faults.md", "A client or site is left", "when it is back"),
+        ("What if a site withdraws?", "docs/deployment.md", "Who takes part", "withdraws"),
+        ("Which diagnosis has a new patient?", "docs/data.md", "Your own tables", "predict"),
+        ("How do sites get the model?", "docs/deployment.md", "3. A run", "send it to the sites"),
+        ("How do we upgrade?", "docs/deployment.md", "How do I upgrade?", "deploy sites prod"),
+        (
+            "What do masks protect from?",
+            "docs/privacy.md",
+            "Against whom it holds",
+            "a server that follows the protocol",
+        ),
+        ("Which epsilon?", "docs/differential-privacy.md", "Which epsilon", "times as likely"),
+    ],
 }
 
 
@@ -717,23 +760,29 @@ def test_a_question_is_answered_one_click_from_its_door(
     links = re.findall(r"\]\(([^)#]+)", table.partition("\n\n")[0])
     assert len(links) <= 8
     assert page in {"README.md", *links}, question
-    sections = re.split(
-        r"^#+ (?=.*\n\n)", (root / page).read_text(encoding="utf-8"), flags=re.MULTILINE
-    )
+    text = (root / page).read_text(encoding="utf-8")
+    sections = re.split(r"^#+ (?=.*\n\n)", text, flags=re.MULTILINE)
     (section,) = [text for text in sections if text.startswith(heading)]
     assert answer in " ".join(section.split()), question
 
 
+def sentences(text: str) -> list[str]:
+    """Return a page's sentences, without code, tables, headings and targets of links."""
+    text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^(<!--|    |\s*\||#).*", "", text, flags=re.MULTILINE)
+    text = re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "", text))
+    parts = re.split(r"[.!?]\W*\s|\n\n|\n *(?:-|\d+\.) ", f"{text}\n\n")
+    return [part for part in parts if len(part.split()) > 1]
+
+
 @pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)
 def test_sentences_have_at_most_twenty_words_on_average(path: Path) -> None:
-    text = re.sub(r"```.*?```|^(?:    |[|#<]).*$", "", path.read_text("utf-8"), flags=re.S | re.M)
-    parts = re.split(r"\n\n|\n(?=- |\d\. )|(?<=[.:;?])\s", re.sub(r"\]\(.*?\)", "]", text))
-    lengths = [len(part.split()) for part in parts if len(part.split()) > 2]
-    assert sum(lengths) <= 20 * len(lengths)
+    found = sentences(path.read_text(encoding="utf-8"))
+    assert 0 < sum(len(sentence.split()) for sentence in found) <= 20 * len(found)
 
 
 #: Pages that do not say yet where to go next.
-WITHOUT_NEXT = {"data", "privacy"}
+WITHOUT_NEXT = {"data"}
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)

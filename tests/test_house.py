@@ -21,7 +21,7 @@ BUDGETS = {
     "clients": 1970,
     "config": 2240,
     "data": 6440,
-    "deploy": 1820,
+    "deploy": 1830,
     "engines": 1560,
     "exchanges": 740,
     "models": 1930,

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 from flwr.app import ArrayRecord, Message, RecordDict
 from rich.console import Console
 
+from fairflower.aggregation.exchange import Exchange
 from fairflower.client_app import app, largest_data
 from fairflower.config import RunConfig
+from fairflower.config.site import TESTS_OTHERS
 from fairflower.config.text import Scalar
 from fairflower.engines.inline import InlineGrid
 from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage, recorddict_to_proto
@@ -54,8 +56,13 @@ WORDS = {
     GROUP_COUNTS: "counts of test examples for each group of people",
     FAILED_METRICS: "names of your own metrics that failed",
     OWN: "this site's own model",
-    "site": "description of the site's data, with its domain, its numbers of training examples of "
-    "each class and of test and validation examples, and names of classes and groups",
+    "site": "description of the site's data: domain, numbers of training examples of each class, "
+    "of test and validation examples, names of classes and groups; of a table columns and sums",
+    "version": "version of fairflower",
+    "tests-only": "that the site only tests",
+    "rows": "digest of each row, with a key of the sites",
+    "rows-of": "digest of that key and the columns",
+    TESTS_OTHERS: "that the site tests other sites' own models",
     "federation": "the same of the whole shared data set",
     "digest": "SHA-256 of the shared data and its description",
     "partition-id": "number from the node config",
@@ -143,8 +150,8 @@ class Rehearsal:
                 name,
                 self._what(kind, name, keys),
                 size,
-                self._recipient(kind, name),
-                self._kept(kind, name),
+                self._recipient(kind, name, keys),
+                self._kept(kind, name, keys),
             )
             for (kind, name), (size, keys) in sorted(
                 rows.items(), key=lambda row: order.index(row[0][0])
@@ -192,19 +199,28 @@ class Rehearsal:
         exchanges = client.factory.make_exchanges(client.args)
         return next((exchange for exchange in exchanges if exchange.name == name), None)
 
-    def _recipient(self, kind: str, name: str) -> str:
+    def _recipient(self, kind: str, name: str, keys: Sequence[str]) -> str:
         if kind == Stage.SHARE_KEYS:
             return "other sites; the server passes them on, and cannot read them"
         if kind in (Stage.SETUP, SIGN_LIST):
             return "the server and all sites"
         if name == "arrays":
             return "the server; all sites get the merged model"
-        passed_on = any(name == sent.name for sent in self.requests) and name != RECORD_KEY_CONFIGS
-        return "the server" + "; sites get what it makes or collects of it" * passed_on
+        if "site" in keys:
+            return "the server; all sites get the names, and the encoding of tables"
+        if name == OWN:
+            return "the server; sites that test others' models get it"
+        if not (exchange := self._exchange(name)):
+            return "the server"
+        own = type(exchange).arrays_for is not Exchange.arrays_for
+        return "the server; " + (
+            "this site gets it back" if own else "all sites get what it makes or collects of it"
+        )
 
-    def _kept(self, kind: str, name: str) -> str:
+    def _kept(self, kind: str, name: str, keys: Sequence[str]) -> str:
         """Return where the server keeps a record; methods' states are in checkpoints."""
-        if kind in (*Stage.all(), SIGN_LIST) and name != "metrics":
+        masked = kind in (*Stage.all(), SIGN_LIST) and name != "metrics"
+        if masked or name == OWN or keys == ["rows", "rows-of"]:
             return "memory, until the round ends"
         if not (name in MEASUREMENTS or name == "arrays" or self._exchange(name)):
             return "run folder, until it is deleted"

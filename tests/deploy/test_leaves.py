@@ -21,8 +21,12 @@ from secure_federation import stage_of
 
 from fairflower.client_app import app as client_app
 from fairflower.config import RunConfig
-from fairflower.deploy.leaves import WHEN, rehearse
+from fairflower.deploy.leaves import WHEN, WORDS, Leaving, rehearse
 from fairflower.engines.inline import InlineGrid
+from fairflower.flower_compat import RECORD_KEY_CONFIGS, Stage
+from fairflower.registry import CLIENTS
+from fairflower.registry.measurements import MEASUREMENTS
+from fairflower.secure.protocol import SIGN_LIST
 from fairflower.server.session import Session
 
 #: Settings of runs -> words that the list must have.
@@ -51,6 +55,21 @@ RUNS: dict[str, tuple[dict[str, Any], str]] = {
     "reference": ({"strategy.name": "alone"}, "the site's own state"),
 }
 SLOW = [pytest.param(name, marks=[pytest.mark.slow] * (name != "scaffold")) for name in RUNS]
+#: Methods with other data, of which the page is checked at night.
+OTHERS = {"strategy.name": ("fedeba+", "daa", "fairfed", "fednova", "fedce", "eagle")}
+OTHERS |= {"client.name": ("fedproto", "fpl", "fedrdn", "ditto")}
+
+
+def documented() -> dict[tuple[str, str], tuple[str, str]]:
+    """Return who gets a datum and where it is kept, by when it is sent and its name or words."""
+    page = (processes.ROOT / "docs" / "privacy.md").read_text()
+    table = page.partition("<!-- table: leaves -->")[2].partition("<!-- end -->")[0]
+    rows = {}
+    for line in table.strip().splitlines()[2:]:
+        what, when, *place, _ = line.strip("| ").split(" | ")
+        names = re.findall(r"(?:^|; |, |<br>)`([\w.-]+)`", what)
+        rows |= {(when, name): tuple(place) for name in (*names, *what.split("<br>"))}
+    return rows
 
 
 def sent_in(config: RunConfig, nodes: list[dict[str, Any]]) -> dict[Any, tuple[int, set[str]]]:
@@ -108,8 +127,43 @@ def check(config: RunConfig, nodes: list[dict[str, Any]], words: str) -> None:
     for (kind, name), (_, keys) in sent.items():
         listed = {k for r in rehearsal.replies if (r.kind, r.name) == (kind, name) for k in r.keys}
         assert listed == keys
+    check_page(rows, sent)
     assert any(words in f"{row.record} {row.what}" for row in rows)
     assert all(row.what and row.recipient and row.kept for row in rows)
+
+
+def check_page(rows: list[Leaving], sent: dict[Any, tuple[int, set[str]]]) -> None:
+    """Check that the page has all that clients send, who gets it, and where it is kept."""
+    page, listed = documented(), {(row.when, row.record, row.size): row for row in rows}
+    for (kind, name), (size, keys) in sent.items():
+        row = listed[WHEN[kind], name, size]
+        words = {WORDS[kind]} if name == RECORD_KEY_CONFIGS else {name}
+        for datum in keys if name in ("node", "metrics") else words:
+            recipient, kept = page[row.when.partition(";")[0], datum]
+            assert row.recipient.startswith(recipient), datum
+            assert kept in re.sub(r" \(.*\)|, until [\w ]+", "", row.kept), datum
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "name"), [(k, name) for k, names in OTHERS.items() for name in names]
+)
+def test_the_page_has_what_other_methods_send(kind: str, name: str, tmp_path: Path) -> None:
+    config = runs.config(tmp_path, **{"evaluate.by": "clients", kind: name})
+    nodes = [{"partition-id": k, "num-partitions": 4, "smallest-group": 5} for k in range(4)]
+    check_page(rehearse(config, nodes).leaving(), sent_in(config, nodes))
+
+
+def test_the_page_has_every_datum_of_the_code() -> None:
+    """What `WORDS`, strategies and clients have; a new one needs a row in ``docs/tables.py``."""
+    exchanges = (
+        e for trainer in CLIENTS.values() for e in trainer.make_exchanges({}) if e.returned
+    )
+    stages = {*Stage.all(), SIGN_LIST}
+    named = {name for _, name in documented()}
+    assert named >= {WORDS[name] if name in stages else name for name in WORDS}
+    assert named >= {*MEASUREMENTS, *(exchange.name for exchange in exchanges)}
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ class LyingServer:
         self.told: dict[int, dict[str, Any]] = {}  # changes of the config, by site
         #: Whether the server goes on without sites that refuse to unmask, and their texts.
         self.goes_on, self.refusals = False, defaultdict[int, list[str]](list)
-        #: Changes of what the server says of a site's keys, and of signatures of requests and lists.
+        #: Changes of what the server says of a site's keys, of signatures of requests, of lists.
         self.forge_keys: Callable[[int, list[bytes], Signed], Signed] = lambda k, pair, signed: (
             signed
         )

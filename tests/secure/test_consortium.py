@@ -167,7 +167,7 @@ def test_a_server_with_another_story_for_each_site_reads_updates_only_without_si
     np.testing.assert_allclose(server.stolen(*victims), server.update(*victims), atol=1e-6)
     signing = LyingServer(stories, gone)
     signing.sign_with(folder, named(len(stories)))
-    with pytest.raises(Refusal, match="'north' (keeps the masks: [12] sites have|signs no)"):
+    with pytest.raises(Refusal, match=r"'north' (keeps the masks: [12] sites have|signs no)"):
         signing.run()
 
 
