@@ -680,10 +680,10 @@ def test_no_page_is_longer_than_a_reader_reads(pages: str) -> None:
 QUESTIONS = {
     "I connect sites": [
         (
-            "What do I need: memory, bytes a round?",
+            "How much memory do I need?",
             "docs/deployment.md",
-            "A list of what leaves a site",
-            "Memory of a site's process",
+            "What it costs",
+            "peak memory of a site",
         ),
         ("How long does a round take?", "docs/deployment.md", "What it costs", "a round of warm"),
         ("How do I try it?", "docs/deployment.md", "Try it on one machine", "deploy trial"),
@@ -691,7 +691,12 @@ QUESTIONS = {
         ("Who makes keys?", "docs/deployment.md", "2. A site", "deploy key site.key"),
         ("Where do data lie, and how?", "docs/deployment.md", "A site's data", "`data.name` says"),
         ("What leaves a site?", "docs/privacy.md", "What leaves a client", "| who gets it |"),
-        ("How does a site forbid it?", "docs/deployment.md", "A site's policy", "`policy.toml`"),
+        (
+            "How does a site forbid it?",
+            "docs/deployment.md",
+            "A site's policy",
+            "what a run may ask",
+        ),
         (
             "Are we better off alone?",
             "docs/deployment.md",
