@@ -709,7 +709,7 @@ QUESTIONS = {
     ],
     "I connect sites": [
         (
-            "What do I need: memory, bytes a round?",
+            "How much memory do I need?",
             "docs/deployment.md",
             "What do I need?",
             "**Memory** of a site",
