@@ -18,6 +18,7 @@ from docstrings import as_markdown
 from griffe import Docstring, DocstringSection, DocstringSectionKind
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from fairflower.arguments import ArgumentSpec, argument_specs
 from fairflower.config.text import argument_to_key
@@ -33,11 +34,15 @@ SOURCES = (
     "tests/README.md",
     "experiments/*.md",
     "experiments/leaderboard/*.md",
+    "experiments/tables/*.md",
     "experiments/*.toml",
     "experiments/*.csv",
     "experiments/*.py",
     "experiments/figures/*.png",
 )
+
+#: Beginnings of paths of pages that the site's search leaves out.
+UNSEARCHED = ("experiments/tables/", "experiments/federations.md")
 
 #: Modules of the public Python API, with the titles of their pages.
 API = {
@@ -72,6 +77,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = [file.src_uri for file in kept if file.is_documentation_page()]
     config.nav = expand_nav(config.nav, pages, set(nav_paths(config.nav)))
     return Files(kept)
+
+
+def on_page_content(_html: str, page: Page, **_: Any) -> None:
+    """Leave long generated tables out of the search, which would find them before the guide."""
+    if page.file.src_uri.startswith(UNSEARCHED):
+        page.meta["search"] = {"exclude": True}
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -217,7 +228,9 @@ def result_links(names: list[str], method: type) -> Iterator[str]:
     row = re.compile(rf"^\|[^|\n]*(?<![\w-])({words})(?![\w-])", re.MULTILINE)
     for path in sorted(tables.ROOT.glob("experiments/*.md")):
         text = path.read_text(encoding="utf-8")
-        if path.name != "README.md" and row.search(text):
+        tables_of = path.parent / "tables" / path.name
+        rows = text + (tables_of.read_text(encoding="utf-8") if tables_of.exists() else "")
+        if path.name != "README.md" and row.search(rows):
             title = text.partition("\n")[0].removeprefix("# ")
             yield f"- [{title}](../../{path.relative_to(tables.ROOT).as_posix()})"
 

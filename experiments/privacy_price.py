@@ -41,7 +41,7 @@ from fairflower.report.summary import read_summary
 from fairflower.statistics import Difference
 
 HERE = Path(__file__).parent
-PAGE = HERE / "privacy-price.md"
+PAGE = HERE / "tables" / "privacy-price.md"
 #: Data set -> prefix of the file of its settings, and name of the summary of its runs.
 DATA = {"digits": "privacy-digits", "office": "privacy-office"}
 
