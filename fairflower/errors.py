@@ -145,7 +145,8 @@ def escaped(text: str) -> str:
 
 def is_text(value: str) -> bool:
     """Return whether a string can be encoded as UTF-8 and has no null byte."""
-    return "\0" not in value and not any("\ud800" <= sign <= "\udfff" for sign in value)
+    surrogates = not value.isascii() and any("\ud800" <= sign <= "\udfff" for sign in value)
+    return "\0" not in value and not surrogates
 
 
 def require(extra: str, what: str, *libraries: str) -> None:

@@ -98,6 +98,7 @@ def test_examples_and_see_also_of_a_docstring_become_code_and_a_list() -> None:
     assert docstrings.as_markdown(docstring) == markdown
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_site_is_built_without_warnings_or_leftover_markdown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -105,6 +105,7 @@ read_once = cache(read_summary)
 @pytest.fixture(autouse=True)
 def _summaries_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairflower.report.pages.read_summary", read_once)
+    monkeypatch.setattr(tasks, "read_summary", read_once)
 
 
 def summary_of(name: str) -> list[Run]:

@@ -361,10 +361,11 @@ def examples_tested(by_method: Accuracies) -> list[int]:
     found = []
     for values in np.array(rows).T / 100:
         sizes = np.arange(1, _MOST_EXAMPLES + 1)
-        counts = values[:, None] * WINDOW * sizes
-        fits = (np.abs(counts - np.rint(counts)) < 0.02).all(axis=0)
-        known = fits.any() and bool(np.any(values % 1))
-        found.append(int(sizes[fits][0]) if known else 0)
+        for value in values:
+            counts = value * WINDOW * sizes
+            sizes = sizes[np.abs(counts - np.rint(counts)) < 0.02]
+        known = sizes.size and bool(np.any(values % 1))
+        found.append(int(sizes[0]) if known else 0)
     return found
 
 

@@ -260,7 +260,7 @@ class RunConfig:
 
     def concise(self) -> dict[str, Scalar]:
         """Return the keys with their values, without arguments that the config does not set."""
-        settings = {key: attrgetter(key.replace("-", "_"))(self) for key in schema()}
+        settings = {key: read(self) for key, read in _readers().items()}
         return settings | self.client.to_flat() | self.strategy.to_flat()
 
     def to_toml(self, parent: str = "") -> str:
@@ -269,6 +269,12 @@ class RunConfig:
         ``parent`` is the name of a table that contains them.
         """
         return toml_tables(self.to_flat(), parent)
+
+
+@cache
+def _readers() -> dict[str, attrgetter[Scalar]]:
+    """Return a function for each setting that reads it from a config."""
+    return {key: attrgetter(key.replace("-", "_")) for key in schema()}
 
 
 @cache

@@ -35,7 +35,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from typing import TypeVar
 
@@ -314,8 +314,11 @@ def difference_of(
 #: Maximum number of replicates to consider.
 MAX_PAIRS = 10_000
 
-#: Nodes and weights of a Gauss-Legendre rule on probabilities from 0 to 1.
-_CHANCES, _WEIGHTS = (np.polynomial.legendre.leggauss(400) + np.array([[1.0], [0.0]])) / 2
+@cache
+def _chances() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return nodes and weights [400] of a Gauss-Legendre rule on probabilities from 0 to 1."""
+    nodes, weights = np.polynomial.legendre.leggauss(400)
+    return (nodes + 1) / 2, weights / 2
 
 
 @lru_cache(256)
@@ -323,7 +326,8 @@ def chi(df: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return nodes and weights [400] for means over s / sigma, with ``df`` degrees of freedom."""
     if math.isinf(df):
         return np.ones(1), np.ones(1)
-    return np.sqrt(2 * gammaincinv(df / 2, _CHANCES) / df), _WEIGHTS
+    chances, weights = _chances()
+    return np.sqrt(2 * gammaincinv(df / 2, chances) / df), weights
 
 
 def critical(df: float, level: float = LEVEL) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from environments import built_wheel, environment_with, uv
 from flwr_run import superlink
+from parametrize import at_night
 from processes import ROOT, environment, run
 
 pytestmark = pytest.mark.slow
@@ -20,21 +21,26 @@ pytestmark = pytest.mark.slow
 CLIENTS, COORDINATES, ROUNDS = 4, 50, 4
 SETTINGS = [{}, {"tau": 0.0, "beta": 0.0}, {"tau": 0.7, "beta": None}, {"tau": None, "beta": 0.8}]
 
-# Each app below is inserted between these two; its last argument is the file of results.
+# Each app below is inserted between these two; its last arguments are the engine and the file of
+# results.
 BEFORE = """
 import json, sys
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
-from flwr.simulation import run_simulation
 from fairflower import strategies
 
 client, server, results = ClientApp(), ServerApp(), {}
 """
 AFTER = f"""
-run_simulation(server, client, num_supernodes={CLIENTS},
-               backend_config={{"client_resources": {{"num_cpus": 1, "num_gpus": 0.0}}}})
+if sys.argv[-2] == "inline":
+    from fairflower.engines.inline import InlineGrid
+    server(InlineGrid(client, {CLIENTS}), Context(1, 1, {{}}, RecordDict(), {{}}))
+else:
+    from flwr.simulation import run_simulation
+    run_simulation(server, client, num_supernodes={CLIENTS},
+                   backend_config={{"client_resources": {{"num_cpus": 1, "num_gpus": 0.0}}}})
 json.dump(results, open(sys.argv[-1], "w"))
 """
 
@@ -159,10 +165,12 @@ def fedheal(tau: float | None = 0.3, beta: float | None = 0.4) -> np.ndarray:
     return model
 
 
-def results_of(app: str, foreign: Path, folder: Path, *arguments: str) -> dict[str, Any]:
+def results_of(
+    app: str, foreign: Path, folder: Path, *arguments: str, engine: str = "flower"
+) -> dict[str, Any]:
     """Run an app in the foreign environment; return its results."""
     (folder / "app.py").write_text(BEFORE + app + AFTER)
-    command = [foreign / "python", "app.py", *arguments, "results.json"]
+    command = [foreign / "python", "app.py", *arguments, engine, "results.json"]
     run(command, env=environment(folder), cwd=folder)
     return json.loads((folder / "results.json").read_text())
 
@@ -182,8 +190,12 @@ def test_strategies_are_imported_without_torch(foreign: Path, tmp_path: Path):
     assert Path(place).is_relative_to(foreign.parent)
 
 
-def test_fedheal_in_a_foreign_app_follows_the_papers_equations(foreign: Path, tmp_path: Path):
-    results = list(results_of(APP, foreign, tmp_path, json.dumps(SETTINGS)).values())
+@pytest.mark.parametrize("engine", ["inline", at_night("flower")])
+def test_fedheal_in_a_foreign_app_follows_the_papers_equations(
+    engine: str, foreign: Path, tmp_path: Path
+):
+    given = json.dumps(SETTINGS)
+    results = list(results_of(APP, foreign, tmp_path, given, engine=engine).values())
     for settings, result in zip(SETTINGS, results, strict=True):
         np.testing.assert_allclose(result, fedheal(**settings), atol=1e-5, err_msg=str(settings))
     default, fedavg, *_ = map(np.array, results)

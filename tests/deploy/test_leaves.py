@@ -101,7 +101,7 @@ def sent_in(config: RunConfig, nodes: list[dict[str, Any]]) -> dict[Any, tuple[i
 def test_the_list_is_what_clients_send_in_a_whole_run(name: str, tmp_path: Path) -> None:
     settings, words = RUNS[name]
     by = "server" if name == "privacy" else "clients"
-    options = {"evaluate.by": by, "train.local-epochs": 2, "num-server-rounds": 3, **settings}
+    options = {"evaluate.by": by, "num-server-rounds": 2, **settings}
     config = runs.config(tmp_path, **options)
     nodes = [{"partition-id": k, "num-partitions": 4, "smallest-group": 5} for k in range(4)]
     check(config, nodes, words)
@@ -207,6 +207,7 @@ print(peak_memory() - before)
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_memory_of_a_site_is_near_the_formula(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

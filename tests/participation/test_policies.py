@@ -58,7 +58,7 @@ def test_power_of_choice_has_the_probabilities_of_its_algorithm() -> None:
                 expected[max((first, second), key=losses.__getitem__)] += p * q / (1 - p)
     assert list(expected.values()) == pytest.approx([0.234524, 0.394048, 0, 0.371429], abs=1e-6)
     policy = PowerOfChoice(d=2)
-    rounds = 20_000
+    rounds = 5_000
     chosen = Counter()
     for r in range(rounds):
         draw = Draw(r, (0, 1, 2, 3), 1, seed=5, sizes=sizes)

@@ -217,15 +217,19 @@ WRONG: list[tuple[str, Callable[[Any], Any], str]] = [
 
 @cache
 def before(stage: str, strategy: Any) -> tuple[Recorded, Context]:
-    """Return a federation after a round, and client 2's state from before it answered a stage."""
+    """Return a federation after a round, and client 2's state from before it answered a stage.
+
+    From this state the client answers the stage's request again.
+    """
     federation = Recorded(strategy())
-    return federation, federation.train_with_twin(stage)
+    context = federation.train_with_twin(stage)
+    assert not federation.again(1, stage, copy.deepcopy(context)).has_error()
+    return federation, context
 
 
 def refuse(strategy: Any, stage: str, change: Callable[[RecordDict], Any]) -> None:
-    """Check that a client answers a stage's request, and refuses it with a change."""
+    """Check that a client, which answers a stage's request, refuses it with a change."""
     federation, context = before(stage, strategy)
-    assert not federation.again(1, stage, copy.deepcopy(context)).has_error()
     content = copy.deepcopy(federation.requests[1, stage])
     change(content)
     with mock.patch.dict(federation.requests, {(1, stage): content}):

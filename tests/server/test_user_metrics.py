@@ -55,12 +55,11 @@ def test_user_metrics_of_the_server_equal_scikit_learn(tmp_path: Path) -> None:
     run_config = config(tmp_path, **{"evaluate.metrics": BOTH, "data.test-examples": 60})
     folder = run(run_config)
     data = prepare(run_config.data)
+    expected = {d: expected_metrics(run_config, folder, *data.test(d)) for d in data.domains}
     for metric in ("macro_f1", "roc"):
         actual = last(folder, "domain", metric)
         assert list(actual) == list(data.domains)
-        for domain, value in actual.items():
-            expected = expected_metrics(run_config, folder, *data.test(domain))[metric]
-            assert value == pytest.approx(expected, abs=1e-6)
+        assert actual == pytest.approx({d: of[metric] for d, of in expected.items()}, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -71,14 +70,14 @@ def test_user_metrics_of_clients_equal_scikit_learn_and_domains_have_weighted_me
     run_config = config(tmp_path, **changes, **{"data.clients-per-domain": 2})
     folder = run(run_config, nodes=8)
     data = prepare(run_config.data)
+    tests = [_data(data, k).test for k in range(8)]
+    expected = [expected_metrics(run_config, folder, test.x, test.y) for test in tests]
     for metric in ("macro_f1", "roc"):
         values, sums, sizes = last(folder, "client", metric), {}, {}
         assert len(values) == 8
-        for k, client in enumerate(data.clients):
-            test = _data(data, k).test
-            expected = expected_metrics(run_config, folder, test.x, test.y)[metric]
-            assert values[str(k)] == pytest.approx(expected, abs=1e-6)
-            sums[client.domain] = sums.get(client.domain, 0) + expected * len(test.y)
+        for k, (client, test) in enumerate(zip(data.clients, tests, strict=True)):
+            assert values[str(k)] == pytest.approx(expected[k][metric], abs=1e-6)
+            sums[client.domain] = sums.get(client.domain, 0) + expected[k][metric] * len(test.y)
             sizes[client.domain] = sizes.get(client.domain, 0) + len(test.y)
         means = {domain: sums[domain] / sizes[domain] for domain in sums}
         assert last(folder, "domain", metric) == pytest.approx(means, abs=1e-6)
