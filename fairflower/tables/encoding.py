@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from typing import Any
@@ -181,25 +181,35 @@ def declared(schema: Schema, names: Sequence[str]) -> Encoding:
     column has no range or no levels.
     """
     columns = []
-    for name in sorted(names):
-        column = schema.columns.get(name, Column(name))
+    for column in check_declared(schema.columns.get(name, Column(name)) for name in sorted(names)):
         known: dict[str, Any] = {
             "other": True,
             "may_miss": True,
             "mode": next(iter(column.levels), ""),
         }
         low, high = column.low, column.high
-        if column.kind == "number" and low is not None and high is not None:
+        if low is not None and high is not None:
             middle = {"mean": (low + high) / 2, "std": (high - low) / math.sqrt(12)}
             known = {"may_miss": True, **middle}
-        elif not (column.kind == "category" and column.levels):
-            raise DataError(
-                f"The schema has sums = false, but {name!r} has neither low and high nor levels. "
-                "Declare them, or ignore the column.",
-                public="the schema of a table lacks a range or levels",
-            )
         columns.append(replace(column, **known))
     return Encoding(tuple(columns), learnt=False)
+
+
+def check_declared(columns: Iterable[Column]) -> list[Column]:
+    """Return columns; raise ``DataError`` unless all have a range or levels, as their kind is."""
+    found = list(columns)
+    for column in found:
+        low, high = column.low, column.high
+        number = column.kind in ("number", "target") and None not in (low, high)
+        if not (number or (column.kind == "category" and column.levels)):
+            raise DataError(
+                f"{column.name!r} has neither low and high nor levels in the schema, which it "
+                "needs with sums = false or secure aggregation. Declare them, or ignore the "
+                "column.",
+                public=f"with masks or sums = false, the schema must declare a range or levels of "
+                f"{column.name!r}",
+            )
+    return found
 
 
 def encoded(encoding: Encoding, raw: Raw) -> Floats:
@@ -289,11 +299,18 @@ def _list(names: Sequence[str], most: int = 5) -> str:
 def scaled_task(task: str, targets: Mapping[str, Sums]) -> str:
     """Return the task with center, scale and unit of the target of a regression, unless set.
 
-    ``targets`` are the sums of targets at each place.
+    ``targets`` are the sums of targets at each place. Raises ``DataError`` if there are none.
     """
     spec = TaskSpec.read(task)
     if spec.name != "regression" or any(len(sums) > 1 for sums in targets.values()):
         return task
+    if not any(targets.values()):
+        if "scale" in spec.args:
+            return task
+        raise DataError(
+            "The mean of the target is unknown under secure aggregation. Declare its low and high "
+            "in the schema, or set data.task = 'regression:center=NUMBER:scale=NUMBER'."
+        )
     (whole,) = merged(targets).columns
     learnt = {"center": f"{whole.mean:.6g}", "scale": f"{whole.std:.6g}", "unit": whole.unit}
     if spec.args.get("loss") == "poisson":

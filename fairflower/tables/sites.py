@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fairflower.data import Federation
@@ -19,12 +19,17 @@ from fairflower.tables.encoding import (
     ColumnSums,
     Encoding,
     Sums,
+    check_declared,
     differences,
     merged,
     scaled_task,
     sums_from_json,
     sums_to_json,
 )
+from fairflower.tables.masked import count_of, integers_of, split_targets, sums_of
+
+#: Returns the sums over all sites of this many integers, which are masked.
+MaskedSums = Callable[[int], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,8 @@ class SiteTable:
     """Sums over a site's training rows, of its columns and of its targets.
 
     A column of kind "" has no values here, and an "ignored" one identifies rows. ``declared`` is
-    the encoding of a schema with ``sums = false``, as text; it is empty if sums make the encoding.
+    the encoding of a schema with ``sums = false``, as text, or of one whose sums are masked, which
+    is then ``learnt``; it is empty if sums make the encoding.
     """
 
     sums: Sums
@@ -81,6 +87,25 @@ class SiteTable:
         )
         return replace(self, sums=sums, targets=targets)
 
+    def masked(self) -> SiteTable:
+        """Return what leaves a site whose sums are masked: columns of numbers and of levels.
+
+        Raises ``DataError`` if the schema does not declare their ranges and levels.
+        """
+        if self.declared:
+            return self
+        targets = [replace(own.column, kind="target") for own in self.targets.values()]
+        columns = [own.column for _, own in sorted(self.sums.items())]
+        columns = [column for column in columns if column.kind not in ("", "ignored")]
+        columns += [column for column in targets if None not in (column.low, column.high)]
+        declared = Encoding(tuple(check_declared(columns))).to_json()
+        return replace(self, sums={}, targets={}, declared=declared)
+
+    def integers(self) -> list[int]:
+        """Return the sums of the columns of `masked`, as integers that are masked."""
+        columns = Encoding.from_json(self.masked().declared).columns
+        return integers_of(columns, {**self.sums, **self.targets})
+
 
 def _without_few(own: ColumnSums, least: int) -> ColumnSums:
     if own.known < least:
@@ -106,11 +131,12 @@ def said_of(tables: Mapping[str, SiteTable]) -> list[str]:
     return differences({place: {**t.sums, **t.targets} for place, t in tables.items()})
 
 
-def merge_sites(sites: Sequence[Federation]) -> Federation:
+def merge_sites(sites: Sequence[Federation], masked: MaskedSums | None = None) -> Federation:
     """Return `fairflower.data.sites.merge_sites`, for tables with the encoding of all sites.
 
-    Columns that seem to differ in unit or coding are logged. Raises ``DataError`` if the tables
-    have no column in common, or columns of different kinds, or if the schemas of sites differ.
+    Columns that seem to differ in unit or coding are logged. ``masked`` sums up what sites do not
+    describe. Raises ``DataError`` if the tables have no column in common, or columns of different
+    kinds, or if the schemas of sites differ.
     """
     whole = data_sites.merge_sites(sites)
     if not whole.encoding:
@@ -119,17 +145,31 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
     for text in said_of(tables):
         logger.warning(text)
     encodings = {table.declared for table in tables.values()}
+    if len(encodings) > 1 and "" in encodings:
+        raise DataError(
+            "Some sites describe their table by sums, and others not (sums = false in schema.toml, "
+            "or secure-aggregation in their node config). Set the same at all sites."
+        )
     if len(encodings) > 1:
         raise DataError(
-            "The sites declare different encodings (sums = false in schema.toml). Use the same "
+            "The sites declare different columns, ranges or levels in schema.toml. Use the same "
             "schema at all sites."
         )
     (text,), task = encodings, whole.task
-    encoding = Encoding.from_json(text) if text else merged({p: t.sums for p, t in tables.items()})
+    given = Encoding.from_json(text) if text else None
+    sums = {place: table.sums for place, table in tables.items()}
+    targets = {place: table.targets for place, table in tables.items()}
+    if given and given.learnt and masked:
+        columns = check_declared(given.columns)
+        if not any(column.kind == "target" for column in columns):
+            task = scaled_task(task, {})
+        totals = split_targets(sums_of(columns, masked(count_of(columns))))
+        sums, targets = ({"all sites": of} for of in totals)
+    encoding = merged(sums) if not given or given.learnt else given
     if not encoding.columns:
         raise DataError("The sites' tables have no column of features in common. Compare them.")
-    if not text:
-        task = scaled_task(task, {place: table.targets for place, table in tables.items()})
+    if encoding.learnt:
+        task = scaled_task(task, targets)
     return encoded_by(encoding, replace(whole, task=task))
 
 

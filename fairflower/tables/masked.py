@@ -1,0 +1,88 @@
+"""Sums of a table as integers, of which secure aggregation shows only the sum over all sites.
+
+The schema names ranges and levels, so all sites have the same integers in the same order: of each
+column the known and the missing cells, then rows by level, or sum(u) and sum(u^2) in units of
+2^-`POINT`, for numbers as shares u of the column's range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+
+from fairflower.errors import DataError
+from fairflower.tables.columns import Column, refused
+from fairflower.tables.encoding import ColumnSums, Sums
+
+#: Binary places of a site's sums of shares.
+POINT = 40
+
+#: Bits of every integer; sums of 2^31 rows are below.
+BITS = 72
+
+
+def count_of(columns: Sequence[Column]) -> int:
+    """Return the number of integers of these columns."""
+    return sum(2 + (len(column.levels) or 2) for column in columns)
+
+
+def integers_of(columns: Sequence[Column], sums: Sums) -> list[int]:
+    """Return a site's sums of the columns as integers from 0 to 2^`BITS` - 1.
+
+    Raises ``DataError`` if numbers are so far from the declared range that they do not fit.
+    """
+    found = []
+    for column in columns:
+        own = sums[column.name]
+        parts = [own.counts.get(level, 0) for level in column.levels]
+        if not parts:
+            low, size = _range(column)
+            u = (Fraction(own.mean) - low) / size
+            second = Fraction(own.m2) / size**2 + own.known * u**2
+            parts = [round(part * 2**POINT) for part in (own.known * u, second)]
+            if not 0 <= min(parts) <= max(parts) < 2**BITS:
+                text = "the numbers of a column are outside of the schema's range"
+                raise refused(f"{column.name}: {text}. Correct low and high.", text)
+        found += [own.known, own.missing, *parts]
+    return found
+
+
+def sums_of(columns: Sequence[Column], totals: Sequence[int]) -> dict[str, ColumnSums]:
+    """Return the sums over all sites, from the totals of their `integers_of`.
+
+    Raises ``DataError`` if the numbers contradict each other.
+    """
+    numbers, sums = iter(totals), {}
+    for column in columns:
+        known, missing = next(numbers), next(numbers)
+        parts = [next(numbers) for _ in column.levels or "12"]
+        if column.levels:
+            own = ColumnSums(column, known, missing, counts=_named(column, parts))
+            wrong = sum(parts) > known
+        else:
+            low, size = _range(column)
+            first, second = (Fraction(part, 2**POINT) for part in parts)
+            rest = second - first**2 / max(known, 1)
+            mean = float(low + size * first / known) if known else 0.0
+            own = ColumnSums(column, known, missing, mean, float(max(rest, Fraction(0)) * size**2))
+            wrong = rest < -Fraction(max(known, 1), 2**30)
+        if wrong:
+            raise DataError(f"The sites' sums of the column {column.name!r} contradict each other.")
+        sums[column.name] = own
+    return sums
+
+
+def _named(column: Column, counts: Sequence[int]) -> dict[str, int]:
+    pairs: Iterator[tuple[str, int]] = zip(column.levels, counts, strict=True)
+    return {level: count for level, count in pairs if count}
+
+
+def _range(column: Column) -> tuple[Fraction, Fraction]:
+    low, high = Fraction(column.low or 0), Fraction(column.high or 0)
+    return low, high - low
+
+
+def split_targets(sums: Mapping[str, ColumnSums]) -> tuple[Sums, Sums]:
+    """Return the sums of features, and those of targets."""
+    targets = {name: own for name, own in sums.items() if own.column.kind == "target"}
+    return {name: own for name, own in sums.items() if name not in targets}, targets
