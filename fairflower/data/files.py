@@ -33,6 +33,14 @@ from fairflower.tasks import CLASSIFICATION, Targets, task_of
 
 logger = logging.getLogger(__name__)
 
+#: What was said of data, each with its level in a log.
+Remarks = list[tuple[str, str]]
+
+#: Warnings that this process has said; and the open blocks of `noted`, with the level of the log
+#: outside of them.
+_said: set[str] = set()
+_open: list[tuple[int, Remarks]] = []
+
 NPZ_FORMAT = (
     "x_train, x_test (uint8 images [N, H, W] or [N, H, W, 3]) and y_train, y_test "
     "(whole-number labels [N])"
@@ -43,6 +51,36 @@ NPZ_FORMAT = (
 MAX_BYTES = 2**30
 
 _CGROUP = Path("/proc/self/cgroup")
+
+
+def _note(record: logging.LogRecord) -> bool:
+    """Keep a record for the open blocks; return whether it is news to who reads the log."""
+    text = record.getMessage()
+    for _, remarks in _open:
+        remarks.append((record.levelname, text))
+    known = record.levelno == logging.WARNING and text in _said
+    _said.add(text)
+    return not known and (not _open or record.levelno >= _open[0][0])
+
+
+logger.addFilter(_note)
+
+
+@contextmanager
+def noted() -> Iterator[Remarks]:
+    """Return a list that gets the levels and texts of what is said of data in the block.
+
+    A warning that this process has said is in the list, and in no log.
+    """
+    remarks: Remarks = []
+    level, outside = logger.level, logger.getEffectiveLevel()
+    _open.append((outside, remarks))
+    logger.setLevel(logging.INFO)
+    try:
+        yield remarks
+    finally:
+        _open.pop()
+        logger.setLevel(level)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fairflower.data import Federation
 from fairflower.data import sites as data_sites
@@ -19,6 +20,7 @@ from fairflower.tables.encoding import (
     ColumnSums,
     Encoding,
     Sums,
+    check_coding,
     check_declared,
     differences,
     merged,
@@ -38,16 +40,18 @@ class SiteTable:
 
     A column of kind "" has no values here, and an "ignored" one identifies rows. ``declared`` is
     the encoding of a schema with ``sums = false``, as text, or of one whose sums are masked, which
-    is then ``learnt``; it is empty if sums make the encoding.
+    is then ``learnt``; it is empty if sums make the encoding. ``patients`` is the number of those
+    with training rows, or 0 without `data.patient`.
     """
 
     sums: Sums
     targets: Sums
     declared: str = ""
+    patients: int = 0
 
     @classmethod
     def of(
-        cls, sums: Sums, columns: Sequence[Column], rows: int, targets: Sums, declared: str
+        cls, sums: Sums, columns: Sequence[Column], rows: int, targets: Sums, *rest: Any
     ) -> SiteTable:
         """Return the table of a site; it has no ``sums`` of some of the columns that it has."""
         others = {
@@ -55,37 +59,39 @@ class SiteTable:
             for c in columns
             if c.name not in sums
         }
-        return cls({**sums, **others}, targets, declared)
+        return cls({**sums, **others}, targets, *rest)
 
     def to_json(self) -> str:
         """Return the table as text, which `from_json` reads."""
-        texts = sums_to_json(self.sums), sums_to_json(self.targets), self.declared
-        return json.dumps(dict(zip(("sums", "targets", "declared"), texts, strict=True)))
+        sums, targets = sums_to_json(self.sums), sums_to_json(self.targets)
+        return json.dumps({**vars(self), "sums": sums, "targets": targets})
 
     @classmethod
     def from_json(cls, text: str) -> SiteTable:
         """Read what another machine sent; raise ``ValueError`` if it is invalid."""
         try:
-            content: dict[str, str] = json.loads(text)
+            content: dict[str, Any] = json.loads(text)
             texts = content["sums"], content["targets"], content["declared"]
+            patients = int(content.get("patients", 0))
         except (TypeError, KeyError) as error:
             raise ValueError(f"the description of a table cannot be read ({error!r})") from error
         if texts[2]:
             Encoding.from_json(texts[2])
-        return cls(sums_from_json(texts[0]), sums_from_json(texts[1]), texts[2])
+        return cls(sums_from_json(texts[0]), sums_from_json(texts[1]), texts[2], patients)
 
     def to_send(self, least: int) -> SiteTable:
         """Return what leaves the site: no number of fewer than ``least`` rows, and no rare level.
 
         With a declared encoding no sum leaves.
         """
+        patients = self.patients * (self.patients >= least)
         if self.declared:
-            return replace(self, sums={}, targets={})
+            return replace(self, sums={}, targets={}, patients=patients)
         sums, targets = (
             {name: _without_few(own, least) for name, own in of.items()}
             for of in (self.sums, self.targets)
         )
-        return replace(self, sums=sums, targets=targets)
+        return replace(self, sums=sums, targets=targets, patients=patients)
 
     def masked(self) -> SiteTable:
         """Return what leaves a site whose sums are masked: columns of numbers and of levels.
@@ -95,8 +101,7 @@ class SiteTable:
         if self.declared:
             return self
         targets = [replace(own.column, kind="target") for own in self.targets.values()]
-        columns = [own.column for _, own in sorted(self.sums.items())]
-        columns = [column for column in columns if column.kind not in ("", "ignored")]
+        columns = [own.column for _, own in sorted(self.sums.items()) if own.column.is_used]
         columns += [column for column in targets if None not in (column.low, column.high)]
         declared = Encoding(tuple(check_declared(columns))).to_json()
         return replace(self, sums={}, targets={}, declared=declared)
@@ -141,7 +146,9 @@ def merge_sites(sites: Sequence[Federation], masked: MaskedSums | None = None) -
     whole = data_sites.merge_sites(sites)
     if not whole.encoding:
         return whole
+    whole = replace(whole, auc=whole.learns.classes and whole.num_classes == 2)
     tables = tables_of(sites)
+    check_coding({place: table.targets for place, table in tables.items()})
     for text in said_of(tables):
         logger.warning(text)
     encodings = {table.declared for table in tables.values()}
