@@ -36,9 +36,9 @@ from fairflower.models import Model, frozen_digest
 from fairflower.registry.measurements import MEASUREMENTS, load_measurement
 from fairflower.registry.user_metrics import FAILED_METRICS, load_function
 from fairflower.secure.client import limit_tests, must_mask, secure_mod
-from fairflower.secure.sums import SUMS, vector_of
+from fairflower.secure.sums import SUMS
 from fairflower.secure.vectors import MaskingInstructions
-from fairflower.tables.masked import BITS
+from fairflower.table_sums import vector_of_table
 from fairflower.tables.sites import SiteTable, check_own
 from fairflower.training.app import make_client_app
 from fairflower.training.batches import ClientData
@@ -137,9 +137,9 @@ def sum_table(
         raise ValueError("the server asked for sums of a table without masks. Nothing was sent")
     data = _data_config(context, _settings(config))
     site = open_site(data, str(context.node_config["domain"]))
-    integers = SiteTable.from_json(site.encoding).to_send(data.smallest_group).integers()
-    digits = vector_of(integers, BITS, MaskingInstructions.from_config(config).range)
-    return Message(RecordDict({"arrays": record_of({"sums": digits})}), reply_to=message)
+    table = SiteTable.from_json(site.encoding).to_send(data.smallest_group)
+    vector = vector_of_table(table, MaskingInstructions.from_config(config).range)
+    return Message(RecordDict({"arrays": record_of({"sums": vector})}), reply_to=message)
 
 
 app = make_client_app(trainer_of, mods=[secure_mod, sum_table], around=[guarded, limit_tests])

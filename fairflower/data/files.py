@@ -465,9 +465,9 @@ def _plain(name: str) -> str:
     return unicodedata.normalize("NFC", name).strip()
 
 
-def embedded(name: str, packed: str) -> dict[str, Any]:
-    """Return a JSON file of this package, with the text in ``packed``, if it has it, unpacked."""
-    text = resources.files(__package__).joinpath(f"{name}.json").read_text(encoding="utf-8")
+def embedded(package: str, name: str, packed: str) -> dict[str, Any]:
+    """Return a JSON file of a package, with the text in ``packed``, if it has it, unpacked."""
+    text = resources.files(package).joinpath(f"{name}.json").read_text(encoding="utf-8")
     content: dict[str, Any] = json.loads(text)
     if packed in content:
         content[packed] = zlib.decompress(base64.b85decode(content[packed])).decode()

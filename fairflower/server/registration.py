@@ -22,9 +22,8 @@ from fairflower.data.federation import ClientInfo
 from fairflower.data.sites import fits, joined, site_client_info
 from fairflower.errors import ConfigError, RunFolderError, logger
 from fairflower.flower_compat import SiteKey
-from fairflower.secure.sums import sum_integers
 from fairflower.server.discovery import NodeDiscovery, NodeInfo, NodeInfos, read_federation
-from fairflower.tables.masked import BITS
+from fairflower.table_sums import sum_tables
 from fairflower.tables.sites import merge_sites
 
 #: Smallest id of the invented nodes of clients that are not connected. Flower reserves 1 for the
@@ -311,7 +310,7 @@ def _register_sites(discovery: NodeDiscovery) -> ClientRegistry:
     said = {k: infos[n] for k, n in enumerate(order)}
     trains = {n: infos[n].title for n in order if not infos[n].tests_only}
     config = discovery.content.config_records["config"]
-    masked = partial(sum_integers, discovery.send, config, trains, bits=BITS)
+    masked = partial(sum_tables, discovery.send, config, trains)
     merged = merge_sites([sites[n] for n in order], masked)
     keys = {client: info.key for client, info in said.items() if info.key}
     nodes, by_number = dict(enumerate(order)), bool(numbered)

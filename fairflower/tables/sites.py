@@ -28,10 +28,9 @@ from fairflower.tables.encoding import (
     sums_from_json,
     sums_to_json,
 )
-from fairflower.tables.masked import count_of, integers_of, split_targets, sums_of
 
-#: Returns the sums over all sites of this many integers, which are masked.
-MaskedSums = Callable[[int], Sequence[int]]
+#: Returns the sums of columns over all sites, which each site masks.
+MaskedSums = Callable[[Sequence[Column]], Sums]
 
 
 @dataclass(frozen=True)
@@ -106,11 +105,6 @@ class SiteTable:
         declared = Encoding(tuple(check_declared(columns))).to_json()
         return replace(self, sums={}, targets={}, declared=declared)
 
-    def integers(self) -> list[int]:
-        """Return the sums of the columns of `masked`, as integers that are masked."""
-        columns = Encoding.from_json(self.masked().declared).columns
-        return integers_of(columns, {**self.sums, **self.targets})
-
 
 def _without_few(own: ColumnSums, least: int) -> ColumnSums:
     if own.known < least:
@@ -170,8 +164,11 @@ def merge_sites(sites: Sequence[Federation], masked: MaskedSums | None = None) -
         columns = check_declared(given.columns)
         if not any(column.kind == "target" for column in columns):
             task = scaled_task(task, {})
-        totals = split_targets(sums_of(columns, masked(count_of(columns))))
-        sums, targets = ({"all sites": of} for of in totals)
+        totals = masked(columns)
+        sums, targets = (
+            {"all sites": {c.name: totals[c.name] for c in columns if (c.kind == "target") == of}}
+            for of in (False, True)
+        )
     encoding = merged(sums) if not given or given.learnt else given
     if not encoding.columns:
         raise DataError("The sites' tables have no column of features in common. Compare them.")

@@ -1,4 +1,4 @@
-"""Sums of a table as integers, of which secure aggregation shows only the sum over all sites.
+"""Sums of sites' tables as integers, of which masks leave only the sum over all sites.
 
 The schema names ranges and levels, so all sites have the same integers in the same order: of each
 column the known and the missing cells, then rows by level, or sum(u) and sum(u^2) in units of
@@ -7,12 +7,18 @@ column the known and the missing cells, then rows by level, or sum(u) and sum(u^
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
+from flwr.app import ConfigRecord
+
 from fairflower.errors import DataError
+from fairflower.numerics import Vector
+from fairflower.secure.protocol import Send
+from fairflower.secure.sums import sum_integers, vector_of
 from fairflower.tables.columns import Column, refused
-from fairflower.tables.encoding import ColumnSums, Sums
+from fairflower.tables.encoding import ColumnSums, Encoding, Sums
+from fairflower.tables.sites import SiteTable
 
 #: Binary places of a site's sums of shares.
 POINT = 40
@@ -21,9 +27,18 @@ POINT = 40
 BITS = 72
 
 
-def count_of(columns: Sequence[Column]) -> int:
-    """Return the number of integers of these columns."""
-    return sum(2 + (len(column.levels) or 2) for column in columns)
+def sum_tables(
+    send: Send, settings: ConfigRecord, names: Mapping[int, str], columns: Sequence[Column]
+) -> dict[str, ColumnSums]:
+    """Return the sums of columns over all sites, as `sum_integers` does."""
+    count = sum(2 + (len(column.levels) or 2) for column in columns)
+    return sums_of(columns, sum_integers(send, settings, names, count, BITS))
+
+
+def vector_of_table(table: SiteTable, base: int) -> Vector:
+    """Return the sums of a site's table as the vector that the protocol masks."""
+    columns = Encoding.from_json(table.masked().declared).columns
+    return vector_of(integers_of(columns, {**table.sums, **table.targets}), BITS, base)
 
 
 def integers_of(columns: Sequence[Column], sums: Sums) -> list[int]:
@@ -57,7 +72,8 @@ def sums_of(columns: Sequence[Column], totals: Sequence[int]) -> dict[str, Colum
         known, missing = next(numbers), next(numbers)
         parts = [next(numbers) for _ in column.levels or "12"]
         if column.levels:
-            own = ColumnSums(column, known, missing, counts=_named(column, parts))
+            counts = {level: n for level, n in zip(column.levels, parts, strict=True) if n}
+            own = ColumnSums(column, known, missing, counts=counts)
             wrong = sum(parts) > known
         else:
             low, size = _range(column)
@@ -72,17 +88,6 @@ def sums_of(columns: Sequence[Column], totals: Sequence[int]) -> dict[str, Colum
     return sums
 
 
-def _named(column: Column, counts: Sequence[int]) -> dict[str, int]:
-    pairs: Iterator[tuple[str, int]] = zip(column.levels, counts, strict=True)
-    return {level: count for level, count in pairs if count}
-
-
 def _range(column: Column) -> tuple[Fraction, Fraction]:
     low, high = Fraction(column.low or 0), Fraction(column.high or 0)
     return low, high - low
-
-
-def split_targets(sums: Mapping[str, ColumnSums]) -> tuple[Sums, Sums]:
-    """Return the sums of features, and those of targets."""
-    targets = {name: own for name, own in sums.items() if own.column.kind == "target"}
-    return {name: own for name, own in sums.items() if name not in targets}, targets
