@@ -31,10 +31,10 @@ from fairflower.aggregation.strategy import FairStrategy
 from fairflower.arguments import Range
 from fairflower.arrays import record_of
 from fairflower.config import RunConfig
-from fairflower.data.image_sets import Digits
 from fairflower.paths import run_folders
 from fairflower.plans.execution import run_comparison
 from fairflower.plans.plan import Plan
+from fairflower.published.image_sets import Digits
 from fairflower.report import Run, read_run, write_summary
 from fairflower.report.summary import read_summary
 from fairflower.training.batches import Examples

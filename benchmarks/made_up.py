@@ -12,8 +12,8 @@ from fairflower.clients import ClientData
 from fairflower.data import DataSet, Split
 from fairflower.data.data_set import IMAGENET
 from fairflower.data.federation import Augment, Ints, Pixels
-from fairflower.data.image_sets import Digits
 from fairflower.models import build
+from fairflower.published.image_sets import Digits
 
 
 class MadeUpDigits(DataSet):

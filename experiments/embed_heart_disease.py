@@ -1,4 +1,4 @@
-"""Generate ``fairflower/data/heart_disease.json`` from the table ``heart_disease_uci.csv``.
+"""Generate ``fairflower/published/heart_disease.json`` from the table ``heart_disease_uci.csv``.
 
     python experiments/embed_heart_disease.py heart_disease_uci.csv
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-OUTPUT = Path(__file__).parents[1] / "fairflower" / "data" / "heart_disease.json"
+OUTPUT = Path(__file__).parents[1] / "fairflower" / "published" / "heart_disease.json"
 HOSPITALS = {"Cleveland": 0, "Hungary": 1, "Switzerland": 2, "VA Long Beach": 3}
 PAIN = {"typical angina": 1, "atypical angina": 2, "non-anginal": 3, "asymptomatic": 4}
 ECG = {"normal": 0, "st-t abnormality": 1, "lv hypertrophy": 2}

@@ -1,4 +1,4 @@
-"""Generate ``fairflower/data/lung.json`` from the table ``lung.csv`` of lifelines.
+"""Generate ``fairflower/published/lung.json`` from the table ``lung.csv`` of lifelines.
 
     python experiments/embed_lung.py <lifelines>/datasets/lung.csv
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-OUTPUT = Path(__file__).parents[1] / "fairflower" / "data" / "lung.json"
+OUTPUT = Path(__file__).parents[1] / "fairflower" / "published" / "lung.json"
 #: Column of the embedded table -> column of the source.
 COLUMNS = {
     **{"institution": "inst", "time": "time", "died": "status", "age": "age", "male": "sex"},

@@ -1,4 +1,4 @@
-"""Generate ``fairflower/data/randhie.json`` from the study's table in statsmodels.
+"""Generate ``fairflower/published/randhie.json`` from the study's table in statsmodels.
 
     python experiments/embed_randhie.py <statsmodels>/datasets/randhie/src/randhie.csv
 
@@ -32,7 +32,7 @@ ROUNDED = {
     "female": 0,
     "child": 0,
 }
-OUTPUT = Path(__file__).parents[1] / "fairflower" / "data" / "randhie.json"
+OUTPUT = Path(__file__).parents[1] / "fairflower" / "published" / "randhie.json"
 
 
 def packed(source: Path) -> str:

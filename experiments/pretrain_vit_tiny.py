@@ -44,8 +44,8 @@ from torch.nn import functional as F
 
 from fairflower.config import DataConfig
 from fairflower.data import prepare
-from fairflower.data.uci_digits import fonts as uci_fonts
 from fairflower.models.prompt_vit import vit_tiny
+from fairflower.published.uci_digits import fonts as uci_fonts
 
 SEED = 1
 PICTURES = 400_000

@@ -21,6 +21,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
 from fairflower import __version__
+from fairflower.arrays import record_of
 from fairflower.clients.local_arrays import LocalArraysTrainer
 from fairflower.config import DataConfig, RunConfig
 from fairflower.config.run import is_setting
@@ -35,6 +36,10 @@ from fairflower.models import Model, frozen_digest
 from fairflower.registry.measurements import MEASUREMENTS, load_measurement
 from fairflower.registry.user_metrics import FAILED_METRICS, load_function
 from fairflower.secure.client import limit_tests, must_mask, secure_mod
+from fairflower.secure.sums import SUMS
+from fairflower.secure.vectors import MaskingInstructions
+from fairflower.table_sums import vector_of_table
+from fairflower.tables.sites import SiteTable, check_own
 from fairflower.training.app import make_client_app
 from fairflower.training.batches import ClientData
 from fairflower.training.build import build_model, build_trainer
@@ -127,7 +132,23 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     return trainer
 
 
-app = make_client_app(trainer_of, mods=[secure_mod], around=[guarded, limit_tests])
+def sum_table(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """Answer a request for the sums of a site's table, which `secure_mod` masks; a mod after it."""
+    config = message.content.config_records.get("config", ConfigRecord())
+    if SUMS not in config:
+        return call_next(message, context)
+    if message.metadata.message_type != MessageType.TRAIN or not must_mask(message, context):
+        raise ValueError("the server asked for sums of a table without masks. Nothing was sent")
+    data = _data_config(context, _settings(config))
+    site = open_site(data, str(context.node_config["domain"]))
+    table = SiteTable.from_json(site.encoding).to_send(data.smallest_group)
+    vector = vector_of_table(table, MaskingInstructions.from_config(config).range)
+    return Message(RecordDict({"arrays": record_of({"sums": vector})}), reply_to=message)
+
+
+app = make_client_app(trainer_of, mods=[secure_mod, sum_table], around=[guarded, limit_tests])
 
 
 @app.query()
@@ -180,8 +201,6 @@ def _place(
     client_id = int(config["client-id"])
     federation = _federation(str(config["federation"]), site.task)
     if site.encoding:
-        from fairflower.tables.sites import check_own  # pandas, which other data do not need
-
         check_own(federation.encoding, site)
         site = open_site(*place, federation.encoding)
     return client_id, federation, _data(federation, client_id, site)
@@ -193,15 +212,14 @@ def _described_site(message: Message, context: Context, run: RunConfig) -> Feder
     site = open_site(config, str(node["domain"]))
     if not site.encoding:
         return site
-    from fairflower.tables.sites import SiteTable
-
     table = SiteTable.from_json(site.encoding).to_send(config.smallest_group)
-    if table.sums and (run.privacy.on or must_mask(message, context)):
-        asked = "privacy.clip" if run.privacy.on else "secure-aggregation = true"
+    if table.sums and run.privacy.on:
         raise ConfigError(
-            f"{asked}: the server would see each site's sums of its table, without noise and not "
-            "masked. Declare ranges and levels in the schema, with sums = false."
+            "privacy.clip: the server would see each site's sums of its table, without noise. "
+            "Declare ranges and levels in the schema, with sums = false."
         )
+    if must_mask(message, context):
+        table = table.masked()
     return dataclasses.replace(site, encoding=table.to_json())
 
 

@@ -194,6 +194,8 @@ def _identity() -> None:
     from fairflower.flower_compat import set_task_identity
 
     set_task_identity()
+    if files := sys.modules.get("fairflower.data.files"):  # warnings are said once in a process
+        files._said.clear()
 
 
 @pytest.fixture

@@ -302,7 +302,8 @@ def test_an_error_in_a_users_class_names_its_line(
 ) -> None:
     bases = {"strategy": "FedAvg", "client": "Trainer", "model": "CNN", "data": "UCIDigits"}
     Path("raising.py").write_text(
-        "from fairflower.clients import Trainer\nfrom fairflower.data.uci_digits import UCIDigits\n"
+        "from fairflower.clients import Trainer\n"
+        "from fairflower.published.uci_digits import UCIDigits\n"
         "from fairflower.models.small import CNN\nfrom fairflower.strategies import FedAvg\n"
         f"class Mine({bases[key[:-5]]}):\n"
         f"    def __init__(self, *given, **options):\n        raise {failure}\n"

@@ -11,8 +11,8 @@ import numpy as np
 from fairflower.clients import ClientData
 from fairflower.config import DataConfig
 from fairflower.data import FeatureSet, Split, TokenSet
-from fairflower.data.uci_digits import UCIDigits
 from fairflower.models.small import MLP, EmbeddingBag
+from fairflower.published.uci_digits import UCIDigits
 from fairflower.testing.federations import CLASSES
 
 SIZES = {"train": 40, "test": 12}

@@ -223,13 +223,13 @@ def shown(value: Any) -> str:
     return str(value) if value != "" else '""'
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, which gets an s unless the number is 1.
+def counted(number: int, noun: str, *verbs: str) -> str:
+    """Return a number with its noun, which gets an s unless the number is 1, and its verb.
 
-    >>> counted(1, "run"), counted(2, "run")
-    ('1 run', '2 runs')
+    >>> counted(1, "run"), counted(2, "run"), counted(2, "run", "is", "are")
+    ('1 run', '2 runs', '2 runs are')
     """
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return " ".join([f"{number} {noun}{'s' * (number != 1)}", *verbs[number != 1 :][:1]])
 
 
 def join_words(parts: Sequence[str]) -> str:

@@ -41,6 +41,7 @@ from fairflower.data.data_set import (
 )
 from fairflower.data.federation import (
     META,
+    REMARKS,
     Augment,
     ClientInfo,
     Federation,
@@ -50,6 +51,8 @@ from fairflower.data.federation import (
     check_names,
     prepared_file,
 )
+from fairflower.data.files import Remarks, noted
+from fairflower.data.files import logger as data_logger
 from fairflower.data.images import corrupt, corruption_text, nearest, to_chw
 from fairflower.data.partition import ClientGroup
 from fairflower.data.rows import (
@@ -91,6 +94,13 @@ def prepare(
     Raises ``DataError`` if the data are missing, malformed or too few for the clients, and
     ``ConfigError`` if no data set has this name.
     """
+    with noted() as remarks:
+        return _prepared(config, site, least, encoding, remarks)
+
+
+def _prepared(
+    config: DataConfig, site: bool, least: int, encoding: str, remarks: Remarks
+) -> Federation:
     data_set = make_data_set(config)
     data_set.given = encoding
     with DataSpec.read(config.name).naming_failures():
@@ -98,7 +108,7 @@ def prepare(
         folder = home() / "cache" / "data" / f"{file_name(config.name)}-{digest}"
         if not (folder / META).is_file():
             logger.info("Preparing %s in %s", config.name, folder)
-            _build(data_set, folder, site, least)
+            _build(data_set, folder, site, least, remarks)
             release_memory()
     return _open(folder, config.augment)
 
@@ -176,7 +186,7 @@ def _hash(data_set: DataSet, site: bool, least: int) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _build(data_set: DataSet, folder: Path, site: bool, least: int) -> None:
+def _build(data_set: DataSet, folder: Path, site: bool, least: int, remarks: Remarks) -> None:
     if least > 1:
         check_smallest(data_set, least)
     federation, groups = _divide(data_set, folder, site)
@@ -190,6 +200,8 @@ def _build(data_set: DataSet, folder: Path, site: bool, least: int) -> None:
             for name in {name: None for arrays in groups for name in arrays}:
                 _write(prepared_file(fresh, name), [a[name] for a in groups if name in a])
             (fresh / META).write_text(federation.to_json(), encoding="utf-8")
+            if remarks:
+                (fresh / REMARKS).write_text(json.dumps(list(dict.fromkeys(remarks))))
             fresh.rename(folder)
     except OSError as error:
         if (folder / META).is_file():
@@ -383,10 +395,10 @@ def _warn_of_classes(data_set: DataSet, num_classes: int, train: Ints, test: Int
     if empty := [str(names[k]) for k in np.setdiff1d(range(num_classes), [*train, *test])]:
         remedy = "" if data_set.classes else " Number labels from 0, without gaps."
         text = f"out of {num_classes} classes, these have no examples: {shortened(empty)}.{remedy}"
-        logger.warning(start + text)
+        data_logger.warning(start + text)
     if unlearnt := [str(names[k]) for k in np.setdiff1d(test, train)]:
         text = f"these classes have test examples, but no training examples: {shortened(unlearnt)}."
-        logger.warning(start + text)
+        data_logger.warning(start + text)
 
 
 def _examples(data_set: DataSet, groups: list[ClientGroup], rows: Rows, split: str) -> Examples:

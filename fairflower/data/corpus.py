@@ -134,7 +134,7 @@ class Languages(BlockSet):
 @cache
 def _embedded() -> dict[str, list[str]]:
     """Return the texts of each language."""
-    content = files.embedded("languages", "texts")
+    content = files.embedded(__package__, "languages", "texts")
     texts = (of_language.split("\0") for of_language in content["texts"].split("\1"))
     return dict(zip(content["languages"], texts, strict=True))
 

@@ -22,7 +22,8 @@ from fairflower.numerics.metrics import AVG, GAP, MIN, STD
 from fairflower.registry import KINDS
 from fairflower.tasks import CLASSIFICATION, Targets, Task, task_of
 
-META = "meta.json"
+#: Files of a prepared folder: the federation, and what was said while it was prepared.
+META, REMARKS = "meta.json", "remarks.json"
 
 #: Titles of statistics over all domains in tables and callbacks; no domain may have these names.
 OVER_DOMAINS = (*(row.title for row in (AVG, STD, MIN, GAP)), AVG.phrase)
@@ -239,6 +240,12 @@ class Federation:
     def digest(self) -> str:
         """The first 8 characters of ``fingerprint``, for tables."""
         return self.fingerprint[:8]
+
+    @property
+    def remarks(self) -> list[tuple[str, str]]:
+        """Levels and texts of what was said while the data were prepared; they stay here."""
+        path = self.folder / REMARKS
+        return [*map(tuple, json.loads(path.read_text()))] if path.is_file() else []
 
     def train(self, client_id: int) -> Split:
         """Return the training examples of a client."""

@@ -33,6 +33,14 @@ from fairflower.tasks import CLASSIFICATION, Targets, task_of
 
 logger = logging.getLogger(__name__)
 
+#: What was said of data, each with its level in a log.
+Remarks = list[tuple[str, str]]
+
+#: Warnings that this process has said; and the open blocks of `noted`, with the level of the log
+#: outside of them.
+_said: set[str] = set()
+_open: list[tuple[int, Remarks]] = []
+
 NPZ_FORMAT = (
     "x_train, x_test (uint8 images [N, H, W] or [N, H, W, 3]) and y_train, y_test "
     "(whole-number labels [N])"
@@ -43,6 +51,36 @@ NPZ_FORMAT = (
 MAX_BYTES = 2**30
 
 _CGROUP = Path("/proc/self/cgroup")
+
+
+def _note(record: logging.LogRecord) -> bool:
+    """Keep a record for the open blocks; return whether it is news to who reads the log."""
+    text = record.getMessage()
+    for _, remarks in _open:
+        remarks.append((record.levelname, text))
+    known = record.levelno == logging.WARNING and text in _said
+    _said.add(text)
+    return not known and (not _open or record.levelno >= _open[0][0])
+
+
+logger.addFilter(_note)
+
+
+@contextmanager
+def noted() -> Iterator[Remarks]:
+    """Return a list that gets the levels and texts of what is said of data in the block.
+
+    A warning that this process has said is in the list, and in no log.
+    """
+    remarks: Remarks = []
+    level, outside = logger.level, logger.getEffectiveLevel()
+    _open.append((outside, remarks))
+    logger.setLevel(logging.INFO)
+    try:
+        yield remarks
+    finally:
+        _open.pop()
+        logger.setLevel(level)
 
 
 @contextmanager
@@ -427,9 +465,9 @@ def _plain(name: str) -> str:
     return unicodedata.normalize("NFC", name).strip()
 
 
-def embedded(name: str, packed: str) -> dict[str, Any]:
-    """Return a JSON file of this package, with the text in ``packed``, if it has it, unpacked."""
-    text = resources.files(__package__).joinpath(f"{name}.json").read_text(encoding="utf-8")
+def embedded(package: str, name: str, packed: str) -> dict[str, Any]:
+    """Return a JSON file of a package, with the text in ``packed``, if it has it, unpacked."""
+    text = resources.files(package).joinpath(f"{name}.json").read_text(encoding="utf-8")
     content: dict[str, Any] = json.loads(text)
     if packed in content:
         content[packed] = zlib.decompress(base64.b85decode(content[packed])).decode()

@@ -73,13 +73,14 @@ def folder_statistics(config: DataConfig) -> DataStatistics:
     domains = make_data_set(replace(config, domains="")).all_domains()
     least, config = config.smallest_group, replace(config, smallest_group=1)
     sites = {domain: open_site(config, domain) for domain in domains}
-    data, key = DataStatistics(sites, least, []), secrets.token_hex()
+    said = [text for s in sites.values() for level, text in s.remarks if level == "WARNING"]
+    data, key = DataStatistics(sites, least, list(dict.fromkeys(said))), secrets.token_hex()
     if len(tables := data.tables) < 2:
         return data
     common = set.intersection(*({*t.sums, *t.targets} for t in tables.values()))
     rows = {domain: row_digests(config, domain, key, common) for domain in domains}
     notes = shared_rows({d: (about, frozenset(own)) for d, (about, own) in rows.items()}, least)
-    return replace(data, notes=notes)
+    return replace(data, notes=[*data.notes, *notes])
 
 
 def read_statistics(folder: Path) -> DataStatistics:
@@ -130,18 +131,24 @@ def statistic_tables(data: DataStatistics) -> list[Table]:
 
 
 def _examples(data: DataStatistics) -> list[Row]:
-    """Return rows with sizes of splits, and training examples of each class."""
-    sites = data.sites.values()
+    """Return rows with sizes of splits, patients, and training examples of each class."""
+    sites, tables = data.sites.values(), data.tables
     rows = [Row("training", "", [Cell(str(s.clients[0].num_examples)) for s in sites])]
     for split in ("validation", "test"):
         if any(s.sizes(split) for s in sites):
             rows.append(Row(split, "", [Cell(str(sum(s.sizes(split)))) for s in sites]))
+    if any(table.patients for table in tables.values()):
+        numbers = [tables[p].patients if p in tables else 0 for p in data.sites]
+        rows.append(Row("training patients", "", [Cell(str(n) if n else DASH) for n in numbers]))
     for name in sorted({name for s in sites if s.learns.classes for name in s.class_names}):
         cells = []
         for s in sites:
             counts = dict(zip(s.class_names, s.clients[0].class_counts, strict=False))
             cells.append(_count(counts.get(name, 0), s.clients[0].num_examples, data.least))
         rows.append(Row(f"class {name}", "", cells))
+    if any(s.learns.classes for s in sites):
+        shares = [max(k.class_counts, default=0) / k.num_examples for s in sites for k in s.clients]
+        rows.append(Row("most frequent class", "", [Cell(f"{share:.1%}") for share in shares]))
     return rows
 
 
@@ -157,7 +164,8 @@ def _count(count: int, size: int, least: int) -> Cell:
 
 
 def _number(own: ColumnSums | None, least: int) -> Cell:
-    if own is None or own.column.kind not in ("number", "date"):
+    undated = own and own.column.kind == "date" and not own.column.since
+    if own is None or undated or own.column.kind not in ("number", "date"):
         return _other_kind(own)
     if own.known < max(1, least):
         return Cell(DASH)
@@ -165,7 +173,7 @@ def _number(own: ColumnSums | None, least: int) -> Cell:
 
 
 def _missing(own: ColumnSums | None, least: int) -> Cell:
-    if own is None or own.column.kind == "ignored":
+    if own is None or own.column.kind == "ignored" or not own.known + own.missing:
         return _other_kind(own)
     return _count(own.missing, own.known + own.missing, least)
 

@@ -145,6 +145,9 @@ def notes(comparison: Comparison) -> Iterator[str]:
         )
     if len(methods) > 1:
         yield from _score_notes(comparison)
+    yield from dict.fromkeys(
+        text for _, run in comparison.runs for text in run.info.get("data_warnings", ())
+    )
     yield from (*_draw_notes(comparison), *_run_notes(comparison), *_unshared(comparison))
     spent = [run.info["privacy"] for _, run in comparison.runs if run.info.get("privacy")]
     if note := together((p["epsilon"], p["delta"]) for p in spent):

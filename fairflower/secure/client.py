@@ -41,6 +41,7 @@ from fairflower.secure.protocol import (
     aes_masks,
     constants_of,
 )
+from fairflower.secure.sums import SUMS
 from fairflower.secure.vectors import MaskingInstructions, encode
 from fairflower.seeds import derive_seed
 
@@ -152,14 +153,19 @@ def _as_classic(request: Message, reply: Message) -> Message:
         )
     config = request.content.config_records["config"]
     instructions = MaskingInstructions.from_config(config)
-    received = arrays_of(request.content.array_records["arrays"])
-    trained: Any = content.config_records.get(TRAINED, ConfigRecord()).get("names")
-    vector = encode(received, arrays_of(content.array_records["arrays"]), instructions, trained)
+    sent = arrays_of(content.array_records["arrays"])
+    if SUMS in config:
+        _require(instructions.ratio == 1, "sums with a weight")
+        vector = sent["sums"]
+    else:
+        received = arrays_of(request.content.array_records["arrays"])
+        trained: Any = content.config_records.get(TRAINED, ConfigRecord()).get("names")
+        vector = encode(received, sent, instructions, trained)
     # Seed Flower's random rounding, so that runs are reproducible.
     parts = (config.get(name, 0) for name in ("seed", "client-id", "server-round"))
     np.random.seed(derive_seed(*parts, "rounding") % 2**32)  # type: ignore[arg-type]
     classic: dict[str, Any] = {
-        "metrics": content.metric_records["metrics"],
+        "metrics": content.metric_records.get("metrics", MetricRecord()),
         "fitres.parameters": record_of({"vector": vector}),
         "fitres.num_examples": MetricRecord({"num_examples": instructions.weight}),
         "fitres.metrics": ConfigRecord(),
@@ -197,7 +203,10 @@ def check_request(message: Message, context: Context, consortium: Consortium | N
         _check_nodes([*asked[Key.SOURCE_LIST], node], told["public_keys_dict:K"])
         most = MaskingInstructions.from_config(records["config"]).range
         _require(most == told["target_range"], f"the largest weight {most} is not the set-up's")
-        claim_round(message, context, "train")
+        if SUMS in records["config"]:
+            _claim_sums(message, context)
+        else:
+            claim_round(message, context, "train")
         if consortium:
             consortium.note_request(message.content.array_records, records["config"], context)
     elif stage == Stage.UNMASK:
@@ -249,6 +258,18 @@ def claim_round(message: Message, context: Context, task: str) -> None:
     _require("reference" not in config, f"a reference, {config.get('reference')!r}, under masks")
     context.state[_ROUNDS] = ConfigRecord({**kept, run + task: now, run + "settings": digest})
     _mark(context, f"{context.node_id} {run}{config.get('run-id')} {task} {now}")
+
+
+def _claim_sums(message: Message, context: Context) -> None:
+    """Note that the client sums integers; raise an exception if it has in this run.
+
+    Else two sums, in which one client differs, would show this client's integers.
+    """
+    kept: Any = context.state.config_records.get(_ROUNDS, ConfigRecord())
+    claimed = f"{_run_of(message, context)}sums"
+    _require(claimed not in kept, "the run asks again for sums of the table")
+    context.state[_ROUNDS] = ConfigRecord({**kept, claimed: 1})
+    _mark(context, f"{context.node_id} {claimed}")
 
 
 def must_mask(message: Message, context: Context) -> bool:

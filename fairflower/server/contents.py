@@ -155,6 +155,7 @@ class Info(Part, total=False):
     digest: str
     division: str  # `Federation.division` and `Federation.redraw`
     redraw: dict[str, float]
+    data_warnings: list[str]
     frozen: str  # digest of frozen weights that are not exchanged
     availability: str  # digest of the file in `participation.availability`
     #: Digests of the user's own files (`fairflower.server.checkpoint`), by run config key.

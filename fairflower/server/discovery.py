@@ -112,7 +112,7 @@ class NodeDiscovery:
         queries = [Message(self.content, node, MessageType.QUERY) for node in fresh]
         late = self.grid.pull_messages(list(self.silent)) if self.silent else []
         replies = [reply for reply in late if reply.metadata.reply_to_message_id in self.silent]
-        replies += send_and_receive(self.grid, queries, self.timeout, self.stop)
+        replies += self.send(queries)
         asked = {query.metadata.message_id: query.metadata.dst_node_id for query in queries}
         asked |= self.silent
         for reply in replies:
@@ -132,6 +132,10 @@ class NodeDiscovery:
         self.problems |= dict.fromkeys(sorted(quiet), f"no answer in {self.timeout:g} s")
         self.silent |= {query_id: node for query_id, node in asked.items() if node in quiet}
         return bool(fresh)
+
+    def send(self, messages: list[Message]) -> list[Message]:
+        """Send messages; return the replies that arrive before the timeout."""
+        return send_and_receive(self.grid, messages, self.timeout, self.stop)
 
     def name_of(self, node: int) -> str:
         """Return the name of a node's site, or its id."""

@@ -10,6 +10,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fairflower.data.sites import fits, joined, site_client_info
 from fairflower.errors import ConfigError, RunFolderError, logger, quoted
 from fairflower.flower_compat import SiteKey
 from fairflower.server.discovery import NodeDiscovery, NodeInfo, NodeInfos, read_federation
+from fairflower.table_sums import sum_tables
 from fairflower.tables.sites import merge_sites
 
 #: Smallest id of the invented nodes of clients that are not connected. Flower reserves 1 for the
@@ -201,7 +203,7 @@ def register_clients(
                 for node, why in sorted(discovery.problems.items()):
                     name = discovery.name_of(node).replace("Node ", "node ")
                     logger.warning("The run continues without %s: %s", name, why)
-                return _register_sites(infos)
+                return _register_sites(discovery)
         else:
             size = _num_partitions(infos, num_clients)
             if registry := _register_shares(infos, size):
@@ -300,7 +302,8 @@ def _register_shares(infos: NodeInfos, num_clients: int | None) -> ClientRegistr
     return ClientRegistry(nodes, first.federation, first.digest, keys=keys, infos=said)
 
 
-def _register_sites(infos: NodeInfos) -> ClientRegistry:
+def _register_sites(discovery: NodeDiscovery) -> ClientRegistry:
+    infos = discovery.infos
     sites = {node: info.site for node, info in infos.items() if info.site}
     shares = sorted(infos.keys() - sites.keys())
     if shares:
@@ -317,10 +320,11 @@ def _register_sites(infos: NodeInfos) -> ClientRegistry:
             "so that the server numbers the sites."
         )
     order = sorted(infos, key=lambda n: (numbered.get(n, 0), sites[n].domains, n))
-    merged, said = (
-        merge_sites([sites[n] for n in order]),
-        {k: infos[n] for k, n in enumerate(order)},
-    )
+    said = {k: infos[n] for k, n in enumerate(order)}
+    trains = {n: infos[n].title for n in order if not infos[n].tests_only}
+    config = discovery.content.config_records["config"]
+    masked = partial(sum_tables, discovery.send, config, trains)
+    merged = merge_sites([sites[n] for n in order], masked)
     keys = {client: info.key for client, info in said.items() if info.key}
     nodes, by_number = dict(enumerate(order)), bool(numbered)
     return ClientRegistry(nodes, merged, "", True, by_number, keys, said)

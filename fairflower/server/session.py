@@ -8,6 +8,7 @@ import shutil
 import sys
 import threading
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +102,7 @@ class Session:
         )
         with _LogFile(folder.path / LOG, encoding="utf-8") as log:
             try:
+                log.say(setup.remarks)
                 _introduce(setup)
                 self._warn(setup)
                 begun = saved or setup.trained
@@ -211,6 +213,11 @@ class _LogFile(logging.FileHandler):
         logging.getLogger("flwr").removeHandler(self)
         with suppress(OSError):
             self.close()
+
+    def say(self, remarks: Iterable[tuple[str, str]]) -> None:
+        """Write texts with their levels only to this file."""
+        for level, text in remarks:
+            self.handle(logging.makeLogRecord({"levelname": level, "msg": "%s", "args": (text,)}))
 
     def traceback(self) -> None:
         """Write the current exception with its traceback only to this file."""

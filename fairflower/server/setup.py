@@ -46,6 +46,7 @@ from fairflower.server.privacy import check_reachable
 from fairflower.server.trained import TrainedModel
 from fairflower.strategies import FairStrategy
 from fairflower.strategies.references import reference_options
+from fairflower.tables.sites import said_of, tables_of
 from fairflower.tasks import CLASSIFICATION
 from fairflower.testing.models import check_unsent, made_up, rehearse, unsent_buffers
 from fairflower.training.build import build_model, build_trainer
@@ -123,6 +124,14 @@ class RunSetup:
         of_domain = dict(zip(federation.domains, federation.sizes(split), strict=True))
         return {client.client_id: of_domain[client.domain] for client in federation.clients}
 
+    @cached_property
+    def remarks(self) -> list[tuple[str, str]]:
+        """Levels and texts of what was said of the data, here or of the sites' descriptions."""
+        sites = [info.site for info in self.registry.infos.values() if info.site]
+        if tables := [site for site in sites if site.encoding]:
+            return [("WARNING", text) for text in said_of(tables_of(tables))]
+        return (self.examples or self.federation).remarks
+
     def settings(self) -> dict[str, Any]:
         """Return the config of every message: the run config and, for sites, the federation."""
         flat: dict[str, Any] = self.config.to_flat()
@@ -166,6 +175,7 @@ class RunSetup:
             "division": federation.division,
             "redraw": self.redraw(),
             "groups": {groups: federation.group_names} if groups else {},
+            "data_warnings": [text for level, text in self.remarks if level == "WARNING"],
         }
         facts |= {name: value for name, value in optional.items() if value}
         images = {"images": federation.fingerprint}

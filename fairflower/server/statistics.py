@@ -92,8 +92,9 @@ def shared_rows(rows: Mapping[str, tuple[str, frozenset[str]]], least: int) -> l
         if pairs[a][0] == pairs[b][0]:
             known |= {a, b}
             count = len(pairs[a][1] & pairs[b][1])
-            number = f"{count}" if count >= least or not count else f"fewer than {least}"
-            said.append(f"{number} rows at {a} are at {b}, too, equal in all columns.")
+            number = f"{count}" if count >= least else f"fewer than {least}"
+            if count:
+                said.append(f"{number} rows at {a} are at {b}, too, equal in all columns.")
     if unknown := [place for place in rows if place not in known]:
         said.append(
             f"Whether rows at {', '.join(unknown)} are at other places, too, cannot be known: they "

@@ -35,6 +35,8 @@ class Column:
     high: Finite | None = None
     #: Names of the levels; empty in a schema means those of at least `RARE` training rows.
     levels: tuple[Name, ...] = ()
+    #: What other sites write instead of the levels, in their order, such as 0 and 1.
+    codes: tuple[Name, ...] = ()
     #: Day from which days are counted, as 2000-01-31, and the format of dates if it is another.
     since: str = ""
     format: str = ""
@@ -48,6 +50,11 @@ class Column:
     #: Whether training rows have other levels, and whether they have missing cells.
     other: bool = False
     may_miss: bool = False
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the column can be a feature: it has values, and days if these are dates."""
+        return self.kind not in ("", "ignored") and (self.kind != "date" or bool(self.since))
 
     @property
     def features(self) -> list[str]:
@@ -92,17 +99,17 @@ class Schema:
 class Raw:
     """Rows of a table as numbers, float64 [N, C], NaN for missing cells.
 
-    A category's numbers are places in its ``levels``. ``units`` are those behind numbers.
+    A category's numbers are places in its ``levels``. The columns have the units and the formats of
+    dates that the rows have.
     """
 
-    names: tuple[str, ...]
+    columns: tuple[Column, ...]
     x: npt.NDArray[np.float64]
     levels: Mapping[str, tuple[str, ...]]
-    units: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        return {name: k for k, name in enumerate(self.names)}
+        return {column.name: k for k, column in enumerate(self.columns)}
 
     def column(self, name: str) -> npt.NDArray[np.float64]:
         """Return the numbers of a column, [N]."""
@@ -110,7 +117,7 @@ class Raw:
 
     def rows(self, chosen: npt.NDArray[np.int64]) -> Raw:
         """Return these rows."""
-        return Raw(self.names, self.x[chosen], self.levels, self.units)
+        return Raw(self.columns, self.x[chosen], self.levels)
 
     def texts(self, name: str) -> npt.NDArray[np.object_]:
         """Return a category's level in each row, [N]; "" where it is missing."""
@@ -130,13 +137,26 @@ def common_kind(name: str, kinds: Mapping[str, Kind]) -> Kind:
     if "ignored" in held and "category" in held:
         held = {"ignored"}
     if len(held) > 1:
-        found = ", ".join(f"{kind} at {domain}" for domain, kind in kinds.items() if kind)
         raise refused(
-            f"The column {name!r} has different kinds: {found}. Use the same coding at all, or "
-            "declare its kind in a schema (fairflower data schema).",
+            f"The column {name!r} has different kinds: {listed_kinds(kinds)}. Use the same coding "
+            "at all, or declare its kind in a schema (fairflower data schema).",
             "a column has different kinds at the domains",
         )
     return held.pop() if held else "ignored"
+
+
+def listed_kinds(kinds: Mapping[str, Kind]) -> str:
+    """Return kinds by domain as text, for messages."""
+    return ", ".join(f"{kind} at {domain}" for domain, kind in kinds.items() if kind)
+
+
+def without_day(name: str) -> DataError:
+    """Return the error for a column of dates without the day since which days are counted."""
+    return refused(
+        f"The column {name!r} has dates. Drop it (data.drop), or say in a schema since which day "
+        "days are counted (fairflower data schema).",
+        "a column has dates",
+    )
 
 
 def refused(text: str, public: str = "") -> DataError:

@@ -14,7 +14,7 @@ import pandas as pd
 
 from fairflower.config import DataConfig
 from fairflower.config.methods import TaskSpec
-from fairflower.config.text import names_in
+from fairflower.config.text import counted, names_in
 from fairflower.data import files
 from fairflower.data.data_set import DataSetOfFiles, FeatureSet, strata_of
 from fairflower.data.federation import Floats, Ints
@@ -26,6 +26,7 @@ from fairflower.tables.columns import Column, Kind, Raw, refused
 from fairflower.tables.encoding import (
     Encoding,
     Sums,
+    check_coding,
     declared,
     differences,
     encoded,
@@ -188,6 +189,11 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         files.check_twins(f"{self.files.folder}: the classes", held, "Change the labels")
         return tuple(sorted(set().union(*held.values())))
 
+    @property
+    def auc(self) -> bool:  # type: ignore[override]
+        """Whether tests also report the AUC: of two classes."""
+        return task_of(self.task).classes and len(self.classes) == 2
+
     def _targets(self, frame: pd.DataFrame) -> Targets:
         """Return the targets of rows; those of a class are numbers within these rows alone."""
         if task_of(self.task).classes:
@@ -287,11 +293,10 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         places = {domain: self._trained(domain, own) for domain, own in rows.items()}
         trained = {domain: frames[domain].iloc[at] for domain, at in places.items()}
         listed = self.files.columns(trained, self.target_names, site)
-        columns = [column for column in listed if column.kind not in ("ignored", "")]
+        columns = [column for column in listed if column.is_used]
         self._parse(columns)
         raws = {domain: self._raw[domain].rows(at) for domain, at in places.items()}
-        named = {column.name: column for column in columns}
-        sums = {d: summed([named[name] for name in r.names], r) for d, r in raws.items()}
+        sums = {domain: summed(raw) for domain, raw in raws.items()}
         if self.files.schema.sums:
             self._encoding = merged(sums)
         else:
@@ -302,6 +307,9 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         for domain, frame in frames.items():  # the held-out one, too
             check_has(self.source(domain), frame, {"as all domains of clients": used})
         targets = {domain: self._target_sums(frame) for domain, frame in trained.items()}
+        check_coding(targets)
+        for domain, frame in frames.items():
+            logger.info("%s", self._summary(domain, frame, used))
         found = differences({d: {**own, **targets[d]} for d, own in sums.items()})
         found += leaks(self._encoding, raws, {d: self._predicted(f) for d, f in trained.items()})
         found += shared_rows({d: f[[*used, *self.target_names]] for d, f in frames.items()})
@@ -311,7 +319,9 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         if site:
             ((domain, own),) = sums.items()
             text = "" if self.files.schema.sums else self._encoding.to_json()
-            self._site = SiteTable.of(own, listed, len(rows[domain]), targets[domain], text)
+            name, frame = self.config.patient, trained[domain]
+            rest = targets[domain], text, frame[name].nunique() if name else 0
+            self._site = SiteTable.of(own, listed, len(frame), *rest)
         elif self.files.schema.sums:
             self.task = scaled_task(self.task, targets)
 
@@ -326,15 +336,25 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         known = self.files.schema.columns
         columns = [replace(known.get(n, Column(n)), kind=kind) for n in self.target_names]
         if kind == "category":
-            raw = parse("the target", frame, columns, "")
-        else:
-            units = {name: without_unit(frame[name])[1] for name in self.target_names}
-            x, units = (
-                self._targets(frame).reshape(len(frame), -1),
-                {k: u for k, u in units.items() if u},
-            )
-            raw = Raw(tuple(self.target_names), x, {}, units)
-        return summed(columns, raw)
+            return summed(parse("the target", frame, columns, ""))
+        units = {name: without_unit(frame[name])[1] for name in self.target_names}
+        named = tuple(replace(c, unit=units[c.name] or c.unit) for c in columns)
+        return summed(Raw(named, self._targets(frame).reshape(len(frame), -1), {}))
+
+    def _summary(self, domain: str, frame: pd.DataFrame, used: Sequence[str]) -> str:
+        """Describe how a domain's table was read, and what a guess without features is worth."""
+        test, names, patient = self._open(domain).test, self.target_names, self.config.patient
+        other = {*used, *names, *(name for of in self._named.values() for name in of)}
+        y, guess = self._predicted(frame[test]), ""
+        if task_of(self.task).classes:
+            guess = f", {y.value_counts(normalize=True).max():.1%} of one class"
+        elif len(names) == 1:
+            guess = f", {names[0]} {np.nanmean(y):.4g} ± {np.nanstd(y):.3g}"
+        about = [frame.attrs["read"], f"{test.sum()} of {len(frame)} rows are for tests{guess}"]
+        about += [counted(frame[patient].nunique(), "patient")] if patient else []
+        ignored = [str(name) for name in frame if name not in other]
+        about += [f"ignored: {', '.join(ignored[:20])}"] if ignored else []
+        return f"{self.source(domain)}: {'; '.join(about)}."
 
     def features(self, domain: str, split: str, rows: Ints) -> Floats:
         encoding, where = self._learnt, self.source(domain)
@@ -342,9 +362,9 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         raw = self._raw[domain].rows(own[rows])
         needed = 8 * len(rows) * len(encoding.features)
         files.check_memory(f"{where}: {len(rows)} encoded rows take", needed, "Drop columns.")
-        for name, count in unknown_levels(encoding, raw).items() if split == "test" else ():
-            text = "%s: %s: %d test rows have a level that few or no training rows have."
-            logger.info(text, where, name, count)
+        for name, found in unknown_levels(encoding, raw).items() if split == "test" else ():
+            text = "%s: %s: %s with a level that few or no training rows have."
+            logger.info(text, where, name, counted(len(found), "test row"))
         return encoded(encoding, raw)
 
 

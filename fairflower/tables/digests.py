@@ -32,8 +32,8 @@ def row_digests(
     name = domain if domain in data_set.domains else data_set.domains[0]  # as `open_site`
     frame = data_set.files.frame(name)
     listed = data_set.files.columns({name: frame}, (), site=True)
-    used = [c for c in listed if c.kind not in ("", "ignored")]
-    columns = sorted((c for c in used if only is None or c.name in only), key=lambda c: c.name)
+    used = [c for c in listed if c.is_used and (only is None or c.name in only)]
+    columns = sorted(used, key=lambda c: c.name)
     raw = parse(data_set.source(name), frame, columns, data_set.files.schema.format.decimal)
     cells = raw.x.astype(object)
     for k, column in enumerate(columns):

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,16 @@ from fairflower.arguments import Count, Finite, Name, conform
 from fairflower.config.methods import TaskSpec
 from fairflower.data.federation import Floats
 from fairflower.errors import DataError
-from fairflower.tables.columns import RARE, Column, Raw, Schema, column_of, common_kind
+from fairflower.tables.columns import (
+    RARE,
+    Column,
+    Raw,
+    Schema,
+    column_of,
+    common_kind,
+    listed_kinds,
+    without_day,
+)
 
 #: A place's mean or typical size that is this many times another's is reported.
 UNLIKE = 10.0
@@ -97,22 +107,17 @@ def sums_from_json(text: str) -> Sums:
     return sums
 
 
-def summed(columns: Sequence[Column], raw: Raw, least: int = 1) -> dict[str, ColumnSums]:
-    """Return the sums of a place's training rows.
-
-    Levels of fewer than ``least`` rows are not named. A column without a unit has the one that is
-    behind its numbers.
-    """
+def summed(raw: Raw) -> dict[str, ColumnSums]:
+    """Return the sums of a place's training rows."""
     sums = {}
-    for column in columns:
+    for column in raw.columns:
         name, x = column.name, raw.column(column.name)
         known = x[~np.isnan(x)]
         sizes = len(known), len(x) - len(known)
-        column = replace(column, unit=raw.units.get(name, column.unit))
         if column.kind == "category":
             numbers = np.bincount(known.astype(np.int64), minlength=len(raw.levels[name])).tolist()
             pairs = zip(raw.levels[name], numbers, strict=True)
-            counts = {level: n for level, n in pairs if n >= max(1, least)}
+            counts = {level: n for level, n in pairs if n}
             sums[name] = ColumnSums(column, *sizes, counts=counts)
         else:
             mean = float(known.mean()) if len(known) else 0.0
@@ -147,9 +152,13 @@ def merged(places: Mapping[str, Sums]) -> Encoding:
     for name in sorted(set.intersection(*(set(sums) for sums in places.values()))):
         own = {place: sums[name] for place, sums in places.items()}
         kind = common_kind(name, {place: each.column.kind for place, each in own.items()})
+        if kind == "date" and not all(each.column.since for each in own.values()):
+            raise without_day(name)
         if kind == "ignored" or not any(each.known for each in own.values()):
             continue
-        if len({replace(each.column, kind="", unit="") for each in own.values()}) > 1:
+        formats = {each.column.format for each in own.values() if each.known}
+        alike = {replace(each.column, kind="", unit="", format="") for each in own.values()}
+        if len(alike) > 1:
             raise DataError(
                 f"The schemas of {_list([*own])} declare the column {name!r} differently. Use the "
                 "same schema at all."
@@ -170,7 +179,8 @@ def merged(places: Mapping[str, Sums]) -> Encoding:
             mode = max(levels, key=lambda level: (named[level], level), default="")
             other = sum(named.values()) < whole.known
             learnt = {"levels": levels, "mode": mode, "other": other, "may_miss": whole.missing > 0}
-        columns.append(replace(whole.column, kind=kind, **learnt))
+        written = formats.pop() if len(formats) == 1 else ""
+        columns.append(replace(whole.column, kind=kind, format=written, **learnt))
     return Encoding(tuple(columns))
 
 
@@ -181,25 +191,35 @@ def declared(schema: Schema, names: Sequence[str]) -> Encoding:
     column has no range or no levels.
     """
     columns = []
-    for name in sorted(names):
-        column = schema.columns.get(name, Column(name))
+    for column in check_declared(schema.columns.get(name, Column(name)) for name in sorted(names)):
         known: dict[str, Any] = {
             "other": True,
             "may_miss": True,
             "mode": next(iter(column.levels), ""),
         }
         low, high = column.low, column.high
-        if column.kind == "number" and low is not None and high is not None:
+        if low is not None and high is not None:
             middle = {"mean": (low + high) / 2, "std": (high - low) / math.sqrt(12)}
             known = {"may_miss": True, **middle}
-        elif not (column.kind == "category" and column.levels):
-            raise DataError(
-                f"The schema has sums = false, but {name!r} has neither low and high nor levels. "
-                "Declare them, or ignore the column.",
-                public="the schema of a table lacks a range or levels",
-            )
         columns.append(replace(column, **known))
     return Encoding(tuple(columns), learnt=False)
+
+
+def check_declared(columns: Iterable[Column]) -> list[Column]:
+    """Return columns; raise ``DataError`` unless all have a range or levels, as their kind is."""
+    found = list(columns)
+    for column in found:
+        low, high = column.low, column.high
+        number = column.kind in ("number", "target") and None not in (low, high)
+        if not (number or (column.kind == "category" and column.levels)):
+            raise DataError(
+                f"{column.name!r} has neither low and high nor levels in the schema, which it "
+                "needs with sums = false or secure aggregation. Declare them, or ignore the "
+                "column.",
+                public=f"with masks or sums = false, the schema must declare a range or levels of "
+                f"{column.name!r}",
+            )
+    return found
 
 
 def encoded(encoding: Encoding, raw: Raw) -> Floats:
@@ -223,14 +243,14 @@ def encoded(encoding: Encoding, raw: Raw) -> Floats:
     return np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe")
 
 
-def unknown_levels(encoding: Encoding, raw: Raw) -> dict[str, int]:
-    """Return how many rows have a level that the encoding does not name, by column."""
+def unknown_levels(encoding: Encoding, raw: Raw) -> dict[str, Any]:
+    """Return the rows, int64 [N], with a level that the encoding does not name, by column."""
     found = {}
     for column in encoding.columns:
         if column.kind == "category":
             others = [k for k, v in enumerate(raw.levels[column.name]) if v not in column.levels]
-            found[column.name] = int(np.isin(raw.column(column.name), others).sum())
-    return {name: count for name, count in found.items() if count}
+            found[column.name] = np.flatnonzero(np.isin(raw.column(column.name), others))
+    return {name: rows for name, rows in found.items() if len(rows)}
 
 
 def differences(places: Mapping[str, Sums]) -> list[str]:
@@ -244,6 +264,9 @@ def differences(places: Mapping[str, Sums]) -> list[str]:
                 f"{_list(lacking)} {'lack' if lacking[1:] else 'lacks'} it."
             )
             continue
+        kinds = {place: each.column.kind for place, each in own.items() if each.column.kind}
+        if len(set(kinds.values())) > 1:
+            said.append(f"The column {name!r} has different kinds: {listed_kinds(kinds)}.")
         units = {each.column.unit: place for place, each in own.items() if each.known}
         if len(units) > 1:
             listed = ", ".join(f"{unit or 'none'} at {place}" for unit, place in units.items())
@@ -260,6 +283,18 @@ def differences(places: Mapping[str, Sums]) -> list[str]:
             said.append(f"The column {name!r} has no level in common at {_list(apart)}: is it coded"
                         " differently?")  # fmt: skip
     return said
+
+
+def check_coding(targets: Mapping[str, Sums]) -> None:
+    """Raise ``DataError`` if two places name the classes of the target by other words."""
+    held = {p: (name, [*own.counts]) for p, sums in targets.items() for name, own in sums.items()}
+    for (a, (name, first)), (b, (_, second)) in combinations(held.items(), 2):
+        if len(first) == len(second) == 2 and not {*first} & {*second}:
+            raise DataError(
+                f"The target {name!r} has the classes {_list(first)} at {a}, and {_list(second)} "
+                f"at {b}. Use the same words at all, or declare one coding as levels and the other "
+                f"as codes in the schema of all: levels = {first}, codes = {second}, in this order."
+            )
 
 
 def _unlike(name: str, known: Mapping[str, ColumnSums]) -> list[str]:
@@ -289,11 +324,18 @@ def _list(names: Sequence[str], most: int = 5) -> str:
 def scaled_task(task: str, targets: Mapping[str, Sums]) -> str:
     """Return the task with center, scale and unit of the target of a regression, unless set.
 
-    ``targets`` are the sums of targets at each place.
+    ``targets`` are the sums of targets at each place. Raises ``DataError`` if there are none.
     """
     spec = TaskSpec.read(task)
     if spec.name != "regression" or any(len(sums) > 1 for sums in targets.values()):
         return task
+    if not any(targets.values()):
+        if "scale" in spec.args:
+            return task
+        raise DataError(
+            "The mean of the target is unknown under secure aggregation. Declare its low and high "
+            "in the schema, or set data.task = 'regression:center=NUMBER:scale=NUMBER'."
+        )
     (whole,) = merged(targets).columns
     learnt = {"center": f"{whole.mean:.6g}", "scale": f"{whole.std:.6g}", "unit": whole.unit}
     if spec.args.get("loss") == "poisson":

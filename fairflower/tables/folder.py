@@ -14,7 +14,7 @@ from fairflower.config.text import names_in, unknown
 from fairflower.data import files
 from fairflower.data.folders import encodable
 from fairflower.errors import ConfigError, DataError
-from fairflower.tables.columns import Column, Schema, common_kind, refused
+from fairflower.tables.columns import Column, Schema, common_kind, refused, without_day
 from fairflower.tables.reading import SUFFIXES, read_table
 from fairflower.tables.schema import FILE, kind_of, read_schema, whole_numbers, without_marks
 
@@ -101,7 +101,7 @@ class TableFiles:
             dropped = names_in(self.config.drop)
             check_has(self.source(domain), own, {FILE: [n for n in kept if n not in dropped]})
             for name, known in self.schema.columns.items():
-                if known.missing and name in own:
+                if name in own:
                     own[name] = without_marks(own[name], known)
             self._frames[domain] = own
         return self._frames[domain]
@@ -137,12 +137,8 @@ class TableFiles:
                 if kind in ("ignored", ""):
                     text = "The column %r is ignored: it has no values, or identifies rows."
                     files.logger.warning(text, name)
-            if column.kind == "date" and not column.since:
-                raise refused(
-                    f"The column {name!r} has dates. Drop it (data.drop), or say in a schema since "
-                    "which day days are counted (fairflower data schema).",
-                    "a column has dates",
-                )
+            if column.kind == "date" and not column.since and not site:
+                raise without_day(name)
             unused = ("target",) if site else ("ignored", "target")
             columns += [column] if column.kind not in unused else []
         return columns

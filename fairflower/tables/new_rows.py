@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from fairflower.config.text import unknown
@@ -35,6 +36,12 @@ def frame_of(row: Mapping[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(cells, dtype=object)
 
 
+def listed_rows(places: npt.NDArray[np.int64], most: int = 9) -> str:
+    """Return rows as text for messages; the first row after the header is row 1."""
+    listed = ", ".join(str(place + 1) for place in places[:most])
+    return f"row{'s' * (len(places) > 1)} {listed}" + ", ..." * (len(places) > most)
+
+
 def new_features(encoding: Encoding, frame: pd.DataFrame, where: str, decimal: str = "") -> Floats:
     """Return new rows as features, float32 [N, D], whatever the order of their columns is.
 
@@ -50,13 +57,13 @@ def new_features(encoding: Encoding, frame: pd.DataFrame, where: str, decimal: s
         frame[column.name] = frame.get(column.name, "")
     raw = parse(where, frame, encoding.columns, decimal)
     for column in encoding.columns:
-        lacking = int(np.isnan(raw.column(column.name)).sum())
-        if lacking and not column.may_miss:
+        lacking = np.flatnonzero(np.isnan(raw.column(column.name)))
+        if len(lacking) and not column.may_miss:
             raise DataError(
-                f"{where}: {lacking} of {len(frame)} rows have no {column.name}, and no training "
-                "row lacked it. Add the value."
+                f"{where}: {listed_rows(lacking)} of {len(frame)}: {column.name} is missing, and "
+                "no training row lacked it. Add the value."
             )
-    for name, count in unknown_levels(encoding, raw).items():
-        text = "%s: %s: %d rows have a level that the model does not know: it counts as %s."
-        logger.warning(text, where, name, count, OTHER)
+    for name, rows in unknown_levels(encoding, raw).items():
+        text = "%s: %s: the model does not know the level of %s: it counts as %s."
+        logger.warning(text, where, name, listed_rows(rows), OTHER)
     return encoded(encoding, raw)

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fairflower.config.text import counted
 from fairflower.data import files
 from fairflower.errors import require
 from fairflower.tables.columns import Format, refused
@@ -58,8 +59,9 @@ def read_table(path: Path, given: Format) -> pd.DataFrame:
         header = [str(name).strip() for name in frame.columns]
         cells = [frame.iloc[:, k].astype(object) for k in range(len(header))]
         columns = [c.where(c.notna(), "").astype(str).tolist() for c in cells]
+        about = "Parquet"
     else:
-        header, columns = _of_text(path, given)
+        header, columns, about = _of_text(path, given)
     twice = [name for name, count in Counter(filter(None, header)).items() if count > 1]
     if twice:
         raise refused(f"{path}: found several columns named {twice[0]!r}. Rename all but one.")
@@ -68,15 +70,17 @@ def read_table(path: Path, given: Format) -> pd.DataFrame:
     if unnamed := header.count(""):
         files.logger.warning("%s: %d columns without a name are ignored.", path, unnamed)
     named = {name: column for name, column in zip(header, columns, strict=True) if name}
-    return pd.DataFrame({name: _stripped(column) for name, column in named.items()}, dtype=object)
+    frame = pd.DataFrame({name: _stripped(cells) for name, cells in named.items()}, dtype=object)
+    frame.attrs["read"] = f"{about}, {counted(len(header), 'column')}"
+    return frame
 
 
 def _stripped(cells: Iterable[str]) -> list[str]:
     return ["" if (text := sys.intern(cell.strip())) in MISSING else text for cell in cells]
 
 
-def _of_text(path: Path, given: Format) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the columns of a file of delimited text."""
+def _of_text(path: Path, given: Format) -> tuple[list[str], list[list[str]], str]:
+    """Return the header and the columns of a file of delimited text, and how it is written."""
     with files.explained(f"{path} cannot be read as a table"), files.open_regular(path) as file:
         data = file.read()
         cells = sum(data.count(mark.encode()) for mark in _DELIMITERS + "\n")
@@ -90,11 +94,8 @@ def _of_text(path: Path, given: Format) -> tuple[list[str], list[list[str]]]:
             rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
             header, kept = _checked(path, rows)
     marks = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "bar"}
-    files.logger.info(
-        "%s: %d rows, %d columns, %s between values, %s.",
-        *(path, len(kept), len(header), marks.get(delimiter, repr(delimiter)), encoding),
-    )
-    return header, [list(column) for column in zip(*kept, strict=True)]
+    about = f"{marks.get(delimiter, repr(delimiter))} between values, {encoding}"
+    return header, [list(column) for column in zip(*kept, strict=True)], about
 
 
 def _checked(path: Path, rows: Any) -> tuple[list[str], list[list[str]]]:

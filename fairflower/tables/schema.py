@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fairflower.arguments import conform
-from fairflower.config.text import read_tables, toml_value, unknown
+from fairflower.config.text import counted, read_tables, toml_value, unknown
 from fairflower.data.files import logger
 from fairflower.data.folders import MAX_GROUPS
 from fairflower.errors import DataError
@@ -46,7 +46,7 @@ _DATES = {
 
 
 #: Fields of a column that a schema may set.
-_DECLARED = [f.name for f in fields(Column)][1:9]
+_DECLARED = [f.name for f in fields(Column)][1:10]
 
 
 def read_schema(path: Path) -> Schema:
@@ -85,6 +85,8 @@ def _check(column: Column) -> None:
         raise ValueError(f"{where}: low = {column.low} is not below high = {column.high}")
     if len(set(column.levels)) < len(column.levels):
         raise ValueError(f"{where}: levels names a level twice")
+    if column.codes and len({*column.levels, *column.codes}) < 2 * len(column.levels):
+        raise ValueError(f"{where}: codes has to name another text for each of the levels")
     if re.search("[:=]", column.unit):
         raise ValueError(f"{where}: unit = {column.unit!r} has a colon or an equals sign")
 
@@ -105,16 +107,17 @@ def parse(where: object, frame: pd.DataFrame, columns: Iterable[Column], decimal
             x[:, k] = np.where(number < 0, np.nan, number)
             continue
         if column.kind == "date":
-            x[:, k] = _days(where, known, column)
+            x[:, k], written = _days(where, known, column)
+            columns[k] = replace(column, format=written)
         else:
             x[:, k] = numbers_of(bare[name][0], marks.get(name, decimal or "."))
+            columns[k] = replace(column, unit=bare[name][1] or column.unit)
         if wrong := int((np.isnan(x[:, k]) & (known != "").to_numpy()).sum()):
             text = f"{wrong} of {len(known)} cells are no {column.kind}s"
             remedy = "Correct them, or set kind, or missing for marks of missing cells, in a schema"
             raise refused(f"{where}: {name}: {text}. {remedy}.", f"a column: {text}. {remedy}.")
         x[:, k] = _clipped(where, x[:, k], column)
-    units = {name: unit for name, (_, unit) in bare.items() if unit}
-    return Raw(tuple(c.name for c in columns), x, levels, units)
+    return Raw(tuple(columns), x, levels)
 
 
 def whole_numbers(cells: pd.Series) -> pd.Series:
@@ -123,7 +126,10 @@ def whole_numbers(cells: pd.Series) -> pd.Series:
 
 
 def without_marks(cells: pd.Series, column: Column) -> pd.Series:
-    """Return cells in which the column's marks of missing cells are empty."""
+    """Return cells with levels instead of codes, empty where marks say that they are missing."""
+    if column.codes:
+        levels = dict(zip(column.codes, column.levels, strict=True))
+        cells = whole_numbers(cells).map(lambda cell: levels.get(cell, cell))
     return cells.where(~cells.isin(column.missing), "") if column.missing else cells
 
 
@@ -136,27 +142,30 @@ def _clipped(where: object, x: npt.NDArray[np.float64], column: Column) -> npt.N
             text = f"{outside} of {known} numbers are outside of the schema's range"
             remedy = f"Correct them, or the range; the unit is {column.unit or 'not said'}"
             raise refused(f"{where}: {column.name}: {text}. {remedy}.", f"a column: {text}.")
-        text = "%s: %s: %d numbers are outside of the schema's range, and clipped to it."
-        logger.warning(text, where, column.name, outside)
+        text = "%s: %s: %s outside of the schema's range, and clipped to it."
+        logger.warning(text, where, column.name, counted(outside, "number", "is", "are"))
         return np.clip(x, low, high)
     return x
 
 
-def _days(where: object, cells: pd.Series, column: Column) -> npt.NDArray[np.float64]:
-    """Return days since the column's day, NaN where there is no date."""
+def _days(where: object, cells: pd.Series, column: Column) -> tuple[npt.NDArray[np.float64], str]:
+    """Return days since the column's day, NaN where there is no date, and the dates' format."""
     known = cells[cells != ""]
-    formats = [column.format] if column.format else _formats(known)
-    dates = [
-        pd.to_datetime(cells, format=f, errors="coerce", exact=f != "%Y-%m-%d") for f in formats
-    ]
-    fits = [d for d in dates if d[cells != ""].notna().all()]
-    if len(fits) > 1 and not fits[0].equals(fits[1]):
+    formats = [*filter(None, [column.format]), *_formats(known)]
+    dates = {
+        f: pd.to_datetime(cells, format=f, errors="coerce", exact=f != "%Y-%m-%d") for f in formats
+    }
+    fits = {f: d for f, d in dates.items() if d[cells != ""].notna().all()}
+    if column.format in fits:
+        fits = {column.format: fits[column.format]}
+    first, *others = fits.values() or dates.values() or [None]
+    if fits and others and not first.equals(others[0]):
         text = "days and months may be exchanged. Set format in the schema, as %d/%m/%Y."
         raise refused(f"{where}: {column.name}: {text}", f"a column: {text}")
-    if not (found := fits or dates[:1]):
-        return np.full(len(cells), np.nan)
-    days = (found[0] - pd.Timestamp(column.since)) / pd.Timedelta(days=1)
-    return np.asarray(days, np.float64)
+    if first is None:
+        return np.full(len(cells), np.nan), column.format
+    days = (first - pd.Timestamp(column.since)) / pd.Timedelta(days=1)
+    return np.asarray(days, np.float64), next(iter(fits or dates))
 
 
 def _formats(known: pd.Series) -> list[str]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fairflower.data import Federation
 from fairflower.data import sites as data_sites
@@ -19,6 +20,8 @@ from fairflower.tables.encoding import (
     ColumnSums,
     Encoding,
     Sums,
+    check_coding,
+    check_declared,
     differences,
     merged,
     scaled_task,
@@ -26,22 +29,28 @@ from fairflower.tables.encoding import (
     sums_to_json,
 )
 
+#: Returns the sums of columns over all sites, which each site masks.
+MaskedSums = Callable[[Sequence[Column]], Sums]
+
 
 @dataclass(frozen=True)
 class SiteTable:
     """Sums over a site's training rows, of its columns and of its targets.
 
     A column of kind "" has no values here, and an "ignored" one identifies rows. ``declared`` is
-    the encoding of a schema with ``sums = false``, as text; it is empty if sums make the encoding.
+    the encoding of a schema with ``sums = false``, as text, or of one whose sums are masked, which
+    is then ``learnt``; it is empty if sums make the encoding. ``patients`` is the number of those
+    with training rows, or 0 without `data.patient`.
     """
 
     sums: Sums
     targets: Sums
     declared: str = ""
+    patients: int = 0
 
     @classmethod
     def of(
-        cls, sums: Sums, columns: Sequence[Column], rows: int, targets: Sums, declared: str
+        cls, sums: Sums, columns: Sequence[Column], rows: int, targets: Sums, *rest: Any
     ) -> SiteTable:
         """Return the table of a site; it has no ``sums`` of some of the columns that it has."""
         others = {
@@ -49,37 +58,52 @@ class SiteTable:
             for c in columns
             if c.name not in sums
         }
-        return cls({**sums, **others}, targets, declared)
+        return cls({**sums, **others}, targets, *rest)
 
     def to_json(self) -> str:
         """Return the table as text, which `from_json` reads."""
-        texts = sums_to_json(self.sums), sums_to_json(self.targets), self.declared
-        return json.dumps(dict(zip(("sums", "targets", "declared"), texts, strict=True)))
+        sums, targets = sums_to_json(self.sums), sums_to_json(self.targets)
+        return json.dumps({**vars(self), "sums": sums, "targets": targets})
 
     @classmethod
     def from_json(cls, text: str) -> SiteTable:
         """Read what another machine sent; raise ``ValueError`` if it is invalid."""
         try:
-            content: dict[str, str] = json.loads(text)
+            content: dict[str, Any] = json.loads(text)
             texts = content["sums"], content["targets"], content["declared"]
+            patients = int(content.get("patients", 0))
         except (TypeError, KeyError) as error:
             raise ValueError(f"the description of a table cannot be read ({error!r})") from error
         if texts[2]:
             Encoding.from_json(texts[2])
-        return cls(sums_from_json(texts[0]), sums_from_json(texts[1]), texts[2])
+        return cls(sums_from_json(texts[0]), sums_from_json(texts[1]), texts[2], patients)
 
     def to_send(self, least: int) -> SiteTable:
         """Return what leaves the site: no number of fewer than ``least`` rows, and no rare level.
 
         With a declared encoding no sum leaves.
         """
+        patients = self.patients * (self.patients >= least)
         if self.declared:
-            return replace(self, sums={}, targets={})
+            return replace(self, sums={}, targets={}, patients=patients)
         sums, targets = (
             {name: _without_few(own, least) for name, own in of.items()}
             for of in (self.sums, self.targets)
         )
-        return replace(self, sums=sums, targets=targets)
+        return replace(self, sums=sums, targets=targets, patients=patients)
+
+    def masked(self) -> SiteTable:
+        """Return what leaves a site whose sums are masked: columns of numbers and of levels.
+
+        Raises ``DataError`` if the schema does not declare their ranges and levels.
+        """
+        if self.declared:
+            return self
+        targets = [replace(own.column, kind="target") for own in self.targets.values()]
+        columns = [own.column for _, own in sorted(self.sums.items()) if own.column.is_used]
+        columns += [column for column in targets if None not in (column.low, column.high)]
+        declared = Encoding(tuple(check_declared(columns))).to_json()
+        return replace(self, sums={}, targets={}, declared=declared)
 
 
 def _without_few(own: ColumnSums, least: int) -> ColumnSums:
@@ -106,30 +130,50 @@ def said_of(tables: Mapping[str, SiteTable]) -> list[str]:
     return differences({place: {**t.sums, **t.targets} for place, t in tables.items()})
 
 
-def merge_sites(sites: Sequence[Federation]) -> Federation:
+def merge_sites(sites: Sequence[Federation], masked: MaskedSums | None = None) -> Federation:
     """Return `fairflower.data.sites.merge_sites`, for tables with the encoding of all sites.
 
-    Columns that seem to differ in unit or coding are logged. Raises ``DataError`` if the tables
-    have no column in common, or columns of different kinds, or if the schemas of sites differ.
+    Columns that seem to differ in unit or coding are logged. ``masked`` sums up what sites do not
+    describe. Raises ``DataError`` if the tables have no column in common, or columns of different
+    kinds, or if the schemas of sites differ.
     """
     whole = data_sites.merge_sites(sites)
     if not whole.encoding:
         return whole
+    whole = replace(whole, auc=whole.learns.classes and whole.num_classes == 2)
     tables = tables_of(sites)
+    check_coding({place: table.targets for place, table in tables.items()})
     for text in said_of(tables):
         logger.warning(text)
     encodings = {table.declared for table in tables.values()}
+    if len(encodings) > 1 and "" in encodings:
+        raise DataError(
+            "Some sites describe their table by sums, and others not (sums = false in schema.toml, "
+            "or secure-aggregation in their node config). Set the same at all sites."
+        )
     if len(encodings) > 1:
         raise DataError(
-            "The sites declare different encodings (sums = false in schema.toml). Use the same "
+            "The sites declare different columns, ranges or levels in schema.toml. Use the same "
             "schema at all sites."
         )
     (text,), task = encodings, whole.task
-    encoding = Encoding.from_json(text) if text else merged({p: t.sums for p, t in tables.items()})
+    given = Encoding.from_json(text) if text else None
+    sums = {place: table.sums for place, table in tables.items()}
+    targets = {place: table.targets for place, table in tables.items()}
+    if given and given.learnt and masked:
+        columns = check_declared(given.columns)
+        if not any(column.kind == "target" for column in columns):
+            task = scaled_task(task, {})
+        totals = masked(columns)
+        sums, targets = (
+            {"all sites": {c.name: totals[c.name] for c in columns if (c.kind == "target") == of}}
+            for of in (False, True)
+        )
+    encoding = merged(sums) if not given or given.learnt else given
     if not encoding.columns:
         raise DataError("The sites' tables have no column of features in common. Compare them.")
-    if not text:
-        task = scaled_task(task, {place: table.targets for place, table in tables.items()})
+    if encoding.learnt:
+        task = scaled_task(task, targets)
     return encoded_by(encoding, replace(whole, task=task))
 
 

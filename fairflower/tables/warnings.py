@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fairflower.config.text import counted
 from fairflower.tables.columns import RARE, Raw
 from fairflower.tables.encoding import Encoding, Sums
 
@@ -65,8 +66,8 @@ def shared_rows(frames: Mapping[str, pd.DataFrame]) -> list[str]:
         seen.update(pd.util.hash_pandas_object(frame, index=False).drop_duplicates(keep=False))
     if twice := sum(count > 1 for count in seen.values()):
         return [
-            f"{twice} rows are at two or more domains, equal in all columns. If they are of the "
-            "same people, remove them from all but one."
+            f"{counted(twice, 'row', 'is', 'are')} at two or more domains, equal in all columns. "
+            "If they are of the same people, remove them from all but one."
         ]
     return []
 

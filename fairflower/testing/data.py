@@ -24,7 +24,7 @@ def check_data(
 
     Examples
     --------
-    >>> from fairflower.data.tables import RandHIE
+    >>> from fairflower.published.tables import RandHIE
     >>> check_data(RandHIE, groups="site")
     """
     config = DataConfig() if config is None else config

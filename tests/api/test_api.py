@@ -19,12 +19,12 @@ import fairflower as ff
 from fairflower.api.runs import method, methods, name_of, settings_from_options, settings_of
 from fairflower.clients.moon import MOON
 from fairflower.config import StrategyConfig
-from fairflower.data.uci_digits import UCIDigits
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.models.pretrained import lora
 from fairflower.models.resnet import resnet10
 from fairflower.models.small import CNN
 from fairflower.participation import RoundRobin
+from fairflower.published.uci_digits import UCIDigits
 from fairflower.report import read_run
 from fairflower.server import progress
 from fairflower.strategies import FedHEAL

@@ -14,9 +14,9 @@ from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
 from fairflower.data import Augment, files, prepare, with_absolute_dir
-from fairflower.data.image_sets import Digits
 from fairflower.data.images import to_chw
 from fairflower.errors import DataError
+from fairflower.published.image_sets import Digits
 
 Arrays = dict[str, Any]
 RNG = np.random.default_rng(0)

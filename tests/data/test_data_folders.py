@@ -28,9 +28,9 @@ from PIL import Image as Pictures
 from fairflower.config import DataConfig
 from fairflower.data import Augment, Federation, prepare, with_absolute_dir
 from fairflower.data.folders import ClassFolders, _digest
-from fairflower.data.image_sets import PACS, DomainNet, OfficeCaltech
 from fairflower.data.partition import cover_every_class, divide
 from fairflower.errors import DataError
+from fairflower.published.image_sets import PACS, DomainNet, OfficeCaltech
 
 RNG = np.random.default_rng(0)
 DATA_SETS: dict[str, type[ClassFolders]] = {

@@ -15,10 +15,11 @@ from datasets import Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
-from fairflower.data import Augment, Federation, image_sets, prepare
-from fairflower.data.image_sets import HAM10000, ISIC2019, RSNAICH
+from fairflower.data import Augment, Federation, prepare
 from fairflower.data.partition import client_groups
 from fairflower.errors import DataError
+from fairflower.published import image_sets
+from fairflower.published.image_sets import HAM10000, ISIC2019, RSNAICH
 
 IMAGENET = (0.485, 0.456, 0.406)
 

@@ -10,7 +10,7 @@ import pytest
 from fairflower.config import DataConfig
 from fairflower.data import prepare
 from fairflower.data.federation import Floats
-from fairflower.data.tables import HeartDisease
+from fairflower.published.tables import HeartDisease
 from fairflower.testing import check_data
 
 DATA = HeartDisease(DataConfig(name="heart-disease"))

@@ -238,7 +238,7 @@ def test_only_regular_files_are_read_as_images(kind: str, suffix: str, place: Pa
 
 @pytest.mark.posix
 def test_only_regular_files_are_hashed_for_their_order(tmp_path: Path) -> None:
-    from fairflower.data.image_sets import PACS
+    from fairflower.published.image_sets import PACS
 
     for label in PACS.classes:
         (tmp_path / "photo" / label).mkdir(parents=True)

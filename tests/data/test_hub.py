@@ -18,9 +18,9 @@ from runs import SMALL, run
 
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import Federation, images, prepare
-from fairflower.data.image_sets import CIFAR10
 from fairflower.data.sites import open_site
 from fairflower.errors import DataError
+from fairflower.published.image_sets import CIFAR10
 from fairflower.report import read_run
 
 #: Writer -> number of images; `f3_13` has too few.

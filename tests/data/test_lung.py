@@ -10,7 +10,7 @@ import numpy as np
 
 from fairflower.config import DataConfig
 from fairflower.data import prepare
-from fairflower.data.tables import Lung
+from fairflower.published.tables import Lung
 from fairflower.testing import check_data
 
 DATA = Lung(DataConfig(name="lung"))

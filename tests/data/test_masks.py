@@ -18,9 +18,9 @@ from fairflower.data.images import nearest
 from fairflower.data.own_images import MaskFolder
 from fairflower.data.show import contact_sheet
 from fairflower.data.sites import merge_sites, open_site
-from fairflower.data.strokes import TRAIN_SIZES, Strokes, generate, source_rows
-from fairflower.data.uci_digits import source_rows as digits_of
 from fairflower.errors import DataError
+from fairflower.published.strokes import TRAIN_SIZES, Strokes, generate, source_rows
+from fairflower.published.uci_digits import source_rows as digits_of
 from fairflower.testing import check_data
 
 # --- strokes --------------------------------------------------------------------------------------

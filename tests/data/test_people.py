@@ -14,8 +14,8 @@ from test_sites import grid
 from fairflower.client_app import _data
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import Federation, prepare
-from fairflower.data.tables import HeartDisease, RandHIE
 from fairflower.errors import DataError
+from fairflower.published.tables import HeartDisease, RandHIE
 from fairflower.report import read_run
 from fairflower.server.session import Session
 from fairflower.testing import check_data

@@ -28,8 +28,8 @@ from fairflower.data.cache import make_data_set
 from fairflower.data.data_set import attributes_of
 from fairflower.data.show import clients_table, examples_table
 from fairflower.data.sites import as_in, fits, merge_sites, open_site
-from fairflower.data.tables import RandHIE, _table
 from fairflower.errors import DataError, UserError
+from fairflower.published.tables import RandHIE, _table
 from fairflower.registry import KINDS
 from fairflower.testing import check_data
 from fairflower.training.batches import ClientData, examples_of
@@ -428,7 +428,7 @@ def test_visits_are_numbers_of_which_classes_are_made(groups: Literal["health", 
 def test_prepared_data_are_not_reused_for_another_task(monkeypatch: pytest.MonkeyPatch) -> None:
     config = DataConfig(name="heart-disease:target=severity", clients_per_domain=1)
     prepare(config)
-    monkeypatch.setattr("fairflower.data.tables._GRADES", other := "regression:unit=points")
+    monkeypatch.setattr("fairflower.published.tables._GRADES", other := "regression:unit=points")
     assert prepare(config).task == other
 
 

@@ -404,7 +404,7 @@ def test_the_shipped_weights_have_the_known_hash() -> None:
 @pytest.mark.slow
 def test_the_shipped_weights_classify_printed_digits() -> None:
     """Fonts held out of pretraining, classified by the nearest class mean of features."""
-    from fairflower.data.uci_digits import generate
+    from fairflower.published.uci_digits import generate
 
     splits = generate()
     model = prompt_vit_tiny().eval()

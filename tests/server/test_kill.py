@@ -64,7 +64,7 @@ SINGLE = [
 
 # A run starts quickly if it is forked from a process that has imported everything.
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["resuming", "cvxpy", "fairflower.data.uci_digits"])
+processes.set_forkserver_preload(["resuming", "cvxpy", "fairflower.published.uci_digits"])
 
 
 @pytest.fixture(autouse=True)

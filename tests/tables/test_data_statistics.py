@@ -16,8 +16,9 @@ from table_sites import grid, numbers, run, site_of
 
 from fairflower.client_app import app
 from fairflower.config import DataConfig
+from fairflower.data import prepare
 from fairflower.engines.inline import InlineGrid
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, DataError
 from fairflower.report.data_statistics import (
     DataStatistics,
     read_statistics,
@@ -113,6 +114,28 @@ def test_a_consortium_sees_that_sites_code_sex_differently(
     stored = (folder / STATISTICS).read_text()
     assert str(tmp_path) not in stored
     assert KEY not in stored
+
+
+def test_a_page_without_a_schema_shows_each_sites_kinds_and_says_what_differs(
+    tmp_path: Path,
+) -> None:
+    ages, days = numbers(60), [f"2020-01-{k % 28 + 1:02}" for k in range(60)]
+    people, folder = [f"p{k // 2}" for k in range(60)], tmp_path / "all"
+    write(folder, "north", age=ages, sex=["F", "M", "M"] * 20, seen=days, patient=people)
+    write(
+        folder, "south", age=ages, sex=[2, 1] * 30, seen=days, patient=people, copy=["a", "b"] * 30
+    )
+    given = ["-s", "data.target=ill", "-s", "data.patient=patient"]
+    text = call("data", "statistics", folder, *given, "--format", "md")
+    assert "- The column 'sex' has different kinds: category at north, number at south." in text
+    assert "| sex | category | 1." in text
+    assert "| seen | date | date |" in text
+    assert "- The column 'copy' gives the target away" in text
+    assert "| training patients | 24 | 24 |" in text
+    assert "| most frequent class | 50.0% | 50.0% |" in text
+    assert "0 rows at" not in text
+    with pytest.raises(DataError, match=r"'seen' has dates|'sex' has different kinds"):
+        prepare(DataConfig(name="table", target="ill", dir=str(folder)))
 
 
 @pytest.mark.parametrize(

@@ -75,13 +75,13 @@ def test_what_may_be_missing_is_imputed_and_what_is_unknown_is_said(
     for empty in (None, "", float("nan"), "NA"):
         assert network.from_row({**ROW, "bmi": empty}) == network.from_row(without)
     network.from_row({**ROW, "smoking": "pipe"})
-    assert "smoking: 1 rows have a level that the model does not know" in caplog.text
+    assert "smoking: the model does not know the level of row 1: it counts as other" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"age": None}, "1 of 1 rows have no age"),
+        ({"age": None}, "row 1 of 1: age is missing"),
         ({"age": "old"}, "age: 1 of 1 cells are no numbers"),
     ],
 )

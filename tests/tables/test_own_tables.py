@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,21 @@ from command import call
 from hospital_tables import write_three
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
+from table_sites import SETTINGS
 
+from fairflower.client_app import app
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import DataError, prepare
+from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError
+from fairflower.server.contents import read_facts
+from fairflower.server.session import Session
 from fairflower.tables.columns import Schema
 from fairflower.tables.data_set import TableFolder
 from fairflower.tables.encoding import Encoding
 from fairflower.tables.folder import TableFiles
+from fairflower.tables.new_rows import new_features
 from fairflower.tables.schema import proposed
 from fairflower.tasks import task_of
 from fairflower.testing import check_data
@@ -186,24 +192,35 @@ def test_a_schema_is_proposed_and_used(tmp_path: Path) -> None:
     text = text.replace('since = ""  # for example "2000-01-01"', 'since = "2020-01-01"')
     (folder / "schema.toml").write_text(text.replace('unit = ""', 'unit = "mm"'))
     federation = prepare(config_of(folder, target=""))
-    size, seen, sex = (
-        sorted(Encoding.from_json(federation.encoding).columns, key=lambda c: c.kind, reverse=True)[
-            0
-        ],
-        *Encoding.from_json(federation.encoding).columns[:1],
-        None,
-    )
+    seen, _, size = Encoding.from_json(federation.encoding).columns
     assert (size.name, size.unit) == ("size", "mm")
-    assert seen.kind == "date"
+    assert (seen.kind, seen.format) == ("date", "%Y-%m-%d")
     days = [1.0, 60.0] * 20, [490.0] * 50
     trained = np.concatenate(
         [np.array(d)[~_every_fifth(n)] for d, n in zip(days, (40, 50), strict=True)]
     )
     assert seen.mean == pytest.approx(trained.mean())
-    assert sex is None
     (folder / "schema.toml").write_text(text.replace('kind = "number"', 'kind = "nummer"'))
     with pytest.raises(DataError, match=r"columns.size.kind = 'nummer': expected one of number"):
         prepare(config_of(folder))
+
+
+def test_the_format_of_dates_is_kept_for_new_rows(tmp_path: Path) -> None:
+    days = {"a": ["13/02/2020", "01/03/2020"] * 20, "b": ["2020-02-13", "2020-03-01"] * 25}
+    schema = '[columns.seen]\nkind = "date"\nsince = "2020-01-01"\n'
+    encodings = []
+    for names in ("a", "ab"):
+        tables = {name: table(len(days[name]), seen=days[name]) for name in names}
+        folder = write(tmp_path / names, **tables)
+        (folder / "schema.toml").write_text(schema)
+        encodings.append(Encoding.from_json(prepare(config_of(folder)).encoding))
+    assert [each.columns[0].format for each in encodings] == ["%d/%m/%Y", ""]
+    new = pd.DataFrame({"seen": ["03/04/2020"]}, dtype=object)
+    (column,) = encodings[0].columns
+    x = new_features(encodings[0], new, "new")[0, 0]
+    assert x * column.std + column.mean == pytest.approx(93)  # the third of April
+    with pytest.raises(DataError, match="days and months may be exchanged"):
+        new_features(encodings[1], new, "new")
 
 
 def _every_fifth(n: int) -> Any:
@@ -259,7 +276,6 @@ def test_kinds_that_differ_between_domains_are_refused(tmp_path: Path) -> None:
     ("one", "two", "message"),
     [
         ({"code": ["F", "M"] * 20}, {"code": ["w", "m2"] * 25}, "no level in common at a and b"),
-        ({"disease": ["no", "yes"] * 20}, {"disease": [0, 1] * 25}, "'disease' has no level in"),
         ({"dose": [5.5, 6.5] * 20}, {"dose": [99.0, 117.0] * 25}, "are the units the same"),
         ({"dose": ["5 g"] * 40}, {"dose": ["6 mg"] * 50}, "different units: g at a, mg at b"),
         (
@@ -282,6 +298,27 @@ def test_what_is_suspicious_is_said(
 ) -> None:
     prepare(config_of(write(tmp_path / "t", a=table(40, **one), b=table(50, **two))))
     assert message in caplog.text
+
+
+def test_a_target_in_two_codings_is_refused_until_the_schema_has_the_codes(tmp_path: Path) -> None:
+    one = table(40, disease=["no", "yes"] * 20, sex=["F", "M"] * 20)
+    two = table(50, disease=["0", "1.0"] * 25, sex=[2, 1] * 25)
+    folder = write(tmp_path / "t", a=one, b=two)
+    schema = folder / "schema.toml"
+    text = '[columns.size]\nkind = "number"\n[columns.sex]\nkind = "category"\n'
+    text += 'levels = ["F", "M"]\ncodes = ["2", "1"]\n[columns.disease]\nkind = "target"\n'
+    schema.write_text(text)
+    message = r"classes no, yes at a, and 0, 1 at b.*levels = \['no', 'yes'\], codes = \['0', '1'\]"
+    with pytest.raises(DataError, match=message):
+        prepare(config_of(folder))
+    schema.write_text(text + 'levels = ["no", "yes"]\ncodes = ["0", "1"]\n')
+    federation = prepare(config_of(folder))
+    assert federation.classes == ("no", "yes")
+    assert [client.class_counts for client in federation.clients] == [(16, 16), (20, 20)]
+    assert Encoding.from_json(federation.encoding).features[:2] == ["sex: F", "sex: M"]
+    schema.write_text(text + 'levels = ["no", "yes"]\ncodes = ["0"]\n')
+    with pytest.raises(DataError, match="codes has to name another text for each of the levels"):
+        prepare(config_of(folder))
 
 
 def test_rows_at_two_domains_and_single_classes_are_said(
@@ -307,11 +344,28 @@ def test_settings_of_tables_need_a_table_and_change_no_other_hash() -> None:
     assert "encoding" not in prepare(DataConfig(name="heart-disease")).to_json()
 
 
-def test_what_files_hold_is_in_the_log(three: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    prepare(config_of(three, drop="patient"))
-    assert "200 rows, 6 columns, semicolon between values, utf-8" in caplog.text
-    assert "decimal commas in age, bmi" in caplog.text
+def test_what_files_hold_is_in_every_runs_folder_and_said_once(
+    three: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line of a site says how it was read; warnings are facts of a run, too."""
+    for seed in (0, 1):
+        settings = SETTINGS | {"data.dir": str(three), "output-dir": str(tmp_path), "seed": seed}
+        done = Session(InlineGrid(app, 3), RunConfig.from_flat(settings), Console(quiet=True)).run()
+        log = (done / "log.txt").read_text()
+        frame = pd.read_csv(three / "north.csv", sep=";", encoding="utf-8-sig")
+        first = frame.groupby("patient", sort=False).disease.first()
+        tested = first.groupby(first).cumcount() % 5 == 0
+        rows = frame[frame.patient.isin(tested.index[tested])]
+        share = rows.disease.value_counts(normalize=True).max()
+        line = f"north.csv: semicolon between values, utf-8, 6 columns; {len(rows)} of 200 rows "
+        assert f"{line}are for tests, {share:.1%} of one class; 100 patients.\n" in log
+        assert "decimal commas in age, bmi" in log
+        assert "; ignored: ward.\n" in log
+        warning = "The column 'ward' is ignored, because north, west lack it."
+        assert f"WARNING {warning}" in log
+        assert read_facts(done)["data_warnings"] == [warning]
+    assert caplog.text.count(warning) == 1
+    assert f"- Note: {warning}" in call("report", tmp_path, "--format", "md")
 
 
 def test_the_command_proposes_a_schema_beside_an_empty_one(three: Path) -> None:

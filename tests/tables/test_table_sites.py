@@ -26,7 +26,7 @@ from fairflower.errors import ConfigError, DataError
 from fairflower.server.contents import read_facts
 from fairflower.server.registration import NodeDiscovery
 from fairflower.tables.encoding import Encoding
-from fairflower.tables.sites import SiteTable, check_own, merge_sites, tables_of
+from fairflower.tables.sites import SiteTable, check_own, merge_sites, said_of, tables_of
 
 NODE = {"smallest-group": 1}
 
@@ -116,7 +116,6 @@ def test_a_site_encodes_a_column_that_only_others_have_values_of(tmp_path: Path)
     [
         ({"size": numbers(40, 1.7)}, "'size' has a mean of .* at s1 and of .* at s0: are the unit"),
         ({"sex": ["X", "Y"] * 20}, "'sex' has no level in common at s0 and s1: is it coded diff"),
-        ({"y": ["0", "1"] * 20}, "'y' has no level in common at s0 and s1"),
         ({"more": numbers(40)}, "'more' is ignored, because s0 lacks it"),
     ],
 )
@@ -130,11 +129,20 @@ def test_the_server_warns_of_columns_that_differ(
     assert re.search(said, caplog.text)
 
 
+def test_a_target_coded_otherwise_at_a_site_is_refused(tmp_path: Path) -> None:
+    columns = {"size": numbers(40)}
+    other = site_of(tmp_path / "south", {**columns, "y": ["0", "1"] * 20})
+    with pytest.raises(DataError, match="'y' has the classes no, yes at north, and 0, 1 at south"):
+        merge_sites([site_of(tmp_path / "north", columns), other])
+
+
 def test_columns_of_different_kinds_are_refused_with_the_sites(tmp_path: Path) -> None:
     columns = {"size": numbers(40), "sex": ["F", "M", "M", "F"] * 10}
     coded = columns | {"sex": [1, 2, 2, 1] * 10}
     sites = [site_of(tmp_path / "north", columns), site_of(tmp_path / "south", coded)]
-    with pytest.raises(DataError, match="'sex' has different kinds: category at north, number at"):
+    text = "The column 'sex' has different kinds: category at north, number at south."
+    assert said_of(tables_of(sites)) == [text]
+    with pytest.raises(DataError, match=text[:-1]):
         merge_sites(sites)
     assert list(tables_of([sites[0], sites[0]])) == ["north (site 0)", "north (site 1)"]
 
@@ -155,7 +163,7 @@ def test_a_schema_without_sums_sends_none_and_has_to_be_the_same(tmp_path: Path)
     a, b, c = declared("a", 100), declared("b", 100), declared("c", 120)
     (column,) = Encoding.from_json(merge_sites([a, b]).encoding).columns
     assert column.mean == 50
-    with pytest.raises(DataError, match="declare different encodings"):
+    with pytest.raises(DataError, match="declare different columns, ranges"):
         merge_sites([a, c])
 
 
@@ -184,12 +192,14 @@ def problem(folder: Path, node: Mapping[str, Any] | None = None, **changes: Any)
 
 
 @pytest.mark.parametrize("by", ["run", "node"])
-def test_sums_do_not_leave_a_site_that_masks_its_models(by: str, tmp_path: Path) -> None:
+def test_sums_that_are_not_masked_do_not_leave_a_site_that_masks_its_models(
+    by: str, tmp_path: Path
+) -> None:
     site_of(tmp_path / "s", {"age": numbers(40)})
     node = {"secure-aggregation": True} if by == "node" else {}
     changes = {"secure-aggregation": True, "strategy.name": "fedavg"} if by == "run" else {}
     text = problem(tmp_path / "s", node, **changes)
-    assert re.search(r"would see each site's sums of its table.*sums = false", text)
+    assert "with masks or sums = false, the schema must declare a range or levels of 'age'" in text
 
 
 def test_a_site_that_lacks_a_column_says_which(tmp_path: Path) -> None:

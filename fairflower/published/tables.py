@@ -360,7 +360,7 @@ class Lung(EmbeddedTable):
 @cache
 def _table(name: str) -> dict[str, npt.NDArray[np.float64]]:
     """Return the columns of a table by name, each of shape [N]."""
-    columns = embedded(name, "values")
+    columns = embedded(__package__, name, "values")
     if "values" in columns:  # the table of doctor visits is larger, and compressed
         columns = dict(zip(columns["columns"], columns["values"].split(";"), strict=True))
     table = {name: np.array(column.split(","), np.float64) for name, column in columns.items()}

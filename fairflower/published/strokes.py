@@ -20,7 +20,7 @@ With five clients per domain, the clients have 96, 48, 32 and 32 images. With sa
 domain flatbed has 46 % of the weight.
 
 An image of the source is used at most once, in a single domain, in train or in test; test images
-come from the last five of the 14 writing sessions, as in `fairflower.data.uci_digits`.
+come from the last five of the 14 writing sessions, as in `fairflower.published.uci_digits`.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ from PIL import Image
 
 from fairflower.data.data_set import DataSet
 from fairflower.data.federation import Augment, Ints, Pixels
-from fairflower.data.uci_digits import divided_rows, generator
+from fairflower.published.uci_digits import divided_rows, generator
 
 SIZE = 32  # side of the generated images, in pixels
 TRAIN_SIZES = {"flatbed": 480, "fax": 240, "microfilm": 160, "phone": 160}
