@@ -302,7 +302,8 @@ class Comparison:
             return f"last round ({rounds[-1]})"
         if len(rounds) == 1:
             return f"round {rounds[0]}"
-        which = f"the last {window}" if len(rounds) == window else f"all {len(rounds)}"
+        whole = rounds[0] <= self.kept_runs[0].config["evaluate.every"]  # none was tested before
+        which = f"all {len(rounds)}" if whole or len(rounds) < window else f"the last {window}"
         return f"mean of {which} tested rounds ({rounds[0]} to {rounds[-1]})"
 
     def having(self, condition: Callable[[Run], object]) -> list[Method]:
