@@ -233,7 +233,7 @@ def _check_given(run: Path, flat: Mapping[str, Any], given: Mapping[str, Any]) -
     for key, value in given.items():
         check_keys([key], methods)
         check_values({key: value})
-        asked = with_absolute_paths(flat | {key: value})
+        asked = with_absolute_paths({**flat, key: value})
         if key not in CHANGEABLE and asked.get(key) != before.get(key):
             with suppress(ConfigError):  # 0 may stand for a default that the run has stored
                 if RunConfig.from_flat(asked).to_flat().get(key) == before.get(key):
