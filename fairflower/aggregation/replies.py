@@ -140,8 +140,8 @@ class Replies:
         said = self.request.server_round, _without_client(reason, client)
         if self.enrolled.logged.get(client) != said:  # a site may miss training and the test
             self.enrolled.logged[client] = said
-            text = "Round %d continues without %s: %s"
-            logger.warning(text, said[0], self.enrolled.name_of(client), said[1])
+            named = said[0], self.enrolled.name_of(client), said[1]
+            logger.warning("Round %d continues without %s: %s", *named)
 
     def _note(self, client: int, problem: str | InvalidReply) -> None:
         self.dropped[client] = str(problem)
@@ -209,8 +209,8 @@ class Replies:
         if self.enrolled.nodes is None:
             why = ["no reply was passed on", "no message was sent to it"]
         for node in waiting:
-            unsent = (sent_to or self.enrolled.nodes) and node not in sent_to
-            self.dropped[self.enrolled.clients.get(node, node)] = why[bool(unsent)]
+            unsent = bool(sent_to or self.enrolled.nodes) and node not in sent_to
+            self.dropped[self.enrolled.clients.get(node, node)] = why[unsent]
 
     def _check_examples(self, metrics: MetricRecord) -> None:
         key = self.examples_key

@@ -368,16 +368,10 @@ def settings_of(settings: SettingsLike | None, chosen: Iterable[MethodSpec] = ()
     if settings is None:
         return {}
     if isinstance(settings, Mapping):
-        try:
-            flat = {
-                ".".join(map(argument_to_key, key.split("."))): value
-                for key, value in flatten_tables(settings).items()
-            }
-        except RecursionError:
-            raise ConfigError(
-                "settings: expected run config keys, or tables of keys; the given tables are "
-                "nested too deeply."
-            ) from None
+        flat = {
+            ".".join(map(argument_to_key, key.split("."))): value
+            for key, value in flatten_tables(settings).items()
+        }
     else:
         flat = read_toml(str(settings))
     given = {

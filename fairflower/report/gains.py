@@ -148,11 +148,11 @@ def _over_clients(
     score, unused = comparison.score, partial(float, math.nan)
     reach = (score.high - score.low) / 2  # so that no interval is wider than the score's range
     unit = score.unit, -reach, reach
-    clients = max(len(run.clients) for run in method.runs)
+    most = 2 * max(len(run.clients) for run in method.runs)  # intervals may end beyond the number
     metrics = [
         Metric("average gain", 1, *unit, digits=score.digits, of=unused),
         Metric("smallest gain", 0, *unit, digits=score.digits, of=unused),
-        Metric("clients that lose", 0, "", high=clients, digits=1, of=unused),
+        Metric("clients that lose", 0, "", high=most, digits=1, of=unused),
     ]
     values = zip(*((g.mean(), g.min(), float((g < 0).sum())) for g in found), strict=True)
     measure = Measure(OVER_CLIENTS, metrics, comparison.methods)

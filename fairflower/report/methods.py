@@ -438,12 +438,6 @@ def legible(score: Score, runs: Iterable[Run]) -> Score:
     return score.legible(float(v[np.isfinite(v)].mean()) for v in finals if np.isfinite(v).any())
 
 
-def method_names(runs: Sequence[Run]) -> list[str]:
-    """Return the name of each run's method (`Method.name`)."""
-    names = {id(run): name for name, _, members in _groups(runs) for run in members}
-    return [names[id(run)] for run in runs]
-
-
 def federated(settings: _Settings) -> _Settings:
     """Return settings with ``data.seed`` replaced by "seed", for runs over several federations."""
     return frozenset(item for item in settings if item[0] != "data.seed") | {_FEDERATED}

@@ -184,12 +184,6 @@ def generated_markdown(summary: Path) -> str:
     return f"\n{markdown_tables(read_summary(summary))}\n"
 
 
-def markdown_board(sentences: Sequence[str], tables: Sequence[Table]) -> str:
-    """Format a leaderboard's sentences and tables as Markdown."""
-    parts = [listed(sentences), *markdown_of(tables)]
-    return "\n" + "\n\n".join(parts) + "\n\n"
-
-
 def markdown_of(tables: Iterable[Table]) -> Iterator[str]:
     """Return the Markdown of each table, and of its caption and footers."""
     for table in tables:
