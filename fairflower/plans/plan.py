@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, product
@@ -186,6 +186,27 @@ def replicates(
     if isinstance(values, str):
         return parse_seeds(values, f"{dashes}{name}"), seeds is None
     return _distinct(values, f"{name} = {quoted(values)}"), seeds is None
+
+
+#: Settings that cannot be the same for all runs of a comparison -> what to do instead.
+_OF_EACH = {
+    "seed": "use {0}federations or {0}seeds",
+    "run-name": "runs are named after their method and seed",
+    "output-dir": "use {0}output{1}dir",
+    "resume": "use the {0}output{1}dir of the comparison to resume",
+    "data.seed": "{0}federations sets it; use {0}seeds for several seeds on one federation",
+}
+
+
+def check_of_all(keys: Container[str], federated: bool, dashes: str = "--") -> None:
+    """Raise ``ConfigError`` for a setting that each run of a comparison has for itself.
+
+    With ``federated``, each federation has its own ``data.seed``. For ``dashes`` see `replicates`.
+    """
+    for key, instead in _OF_EACH.items():
+        if key in keys and (federated or key != "data.seed"):
+            words = instead.format(dashes, "-" if dashes else "_")
+            raise ConfigError(f"{key}: a comparison does not accept this setting: {words}.")
 
 
 def redrawable(flat: Mapping[str, Any]) -> bool:
