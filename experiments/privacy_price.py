@@ -36,7 +36,7 @@ from fairflower.report import Run, read_run, write_summary
 from fairflower.report.cells import Cell, Group, Row, Table, format_number, judged_cell
 from fairflower.report.contrasts import Measure, Metric, judge_family, paired_differences
 from fairflower.report.methods import Method, federated
-from fairflower.report.pages import generated_markdown, markdown_board, replace_generated_block
+from fairflower.report.pages import generated_markdown, markdown_of, replace_generated_block
 from fairflower.report.summary import read_summary
 from fairflower.statistics import Difference
 
@@ -244,7 +244,8 @@ def _cell(difference: Difference, better: int) -> Cell:
 
 def text(summary: Path) -> str:
     """Return the generated part of the page: the differences, and the usual tables."""
-    return markdown_board([], [table(read_summary(summary))]) + generated_markdown(summary)
+    of_differences = "\n\n".join(["", *markdown_of([table(read_summary(summary))])])
+    return f"\n{of_differences}\n\n{generated_markdown(summary)}"
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from fairflower.files import cell_of
 from fairflower.numerics import Vector
 from fairflower.paths import check_output_file, run_folders
 from fairflower.report import Run, read_run
-from fairflower.report.methods import method_names
+from fairflower.report.methods import group_runs
 from fairflower.server.progress import counting_bar
 from fairflower.training.batches import examples_of
 
@@ -108,10 +108,11 @@ def measure(
     if out:
         check_output_file(out, ".csv")
     selected = [read_run(folder) for folder in run_folders(*runs)]
+    names = {id(run): method.name for of in group_runs(selected) for method, run in of.runs}
     measured = []
     with counting_bar(console, "clients", transient=True) as bar:
         task = bar.add_task("clients", total=sum(len(run.clients) for run in selected))
-        for run, name in zip(selected, method_names(selected), strict=True):
+        for run in selected:
             found = client_sharpness(
                 run,
                 rho=rho,
@@ -119,7 +120,7 @@ def measure(
                 device=device,
                 advance=lambda: bar.advance(task),
             )
-            measured.append(replace(found, label=name))
+            measured.append(replace(found, label=names[id(run)]))
     console.print(by_method(measured))
     if out:
         write_csv(measured, out)

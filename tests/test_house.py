@@ -14,7 +14,7 @@ PACKAGE = ROOT / "fairflower"
 #: Package -> the most lines that it may have, comments and docstrings included. A change that needs
 #: more raises the number here, for all to see.
 BUDGETS = {
-    "aggregation": 2730,
+    "aggregation": 2740,
     "api": 1040,
     "classic": 610,
     "cli": 1780,

@@ -18,7 +18,7 @@ from experiments.leaderboard.sentences import (
 from experiments.leaderboard.tables import tables
 from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import FigureDraft
-from fairflower.report.pages import markdown_board, replace_generated_block
+from fairflower.report.pages import listed, markdown_of, replace_generated_block
 
 #: Colors of intervals; gray if undecided.
 _COLORS = {BETTER: "#00a866", EQUIVALENT: "#19a3ff", WORSE: "#b23819"}
@@ -27,7 +27,8 @@ _COLORS = {BETTER: "#00a866", EQUIVALENT: "#19a3ff", WORSE: "#b23819"}
 def text(findings: Findings) -> str:
     """Return the sentences and tables of the results as Markdown."""
     lines = [*sentences(findings), left(findings), recorded(findings)]
-    return markdown_board([line for line in lines if line], tables(findings))
+    parts = [listed(line for line in lines if line), *markdown_of(tables(findings))]
+    return "\n" + "\n\n".join(parts) + "\n\n"
 
 
 def write(findings: Findings) -> Path:

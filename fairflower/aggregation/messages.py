@@ -44,6 +44,8 @@ class EnrolledClients:
     testers: Collection[int] = ()
     #: Clients without examples that the log has named.
     empty: set[int] = field(default_factory=set)
+    #: Client -> round and reason, as the log has last named it.
+    logged: dict[int, tuple[int, str]] = field(default_factory=dict)
     #: Very long vectors of the last round that had any, as text.
     large_norms: list[str] = field(default_factory=list)
 

@@ -137,8 +137,11 @@ class Replies:
     def _log(self, client: int) -> None:
         """Log why a client is dropped, shortened and without unprintable characters."""
         self.dropped[client] = reason = escaped(self.dropped[client][:_LONGEST_REASON])
-        name, reason = self.enrolled.name_of(client), _without_client(reason, client)
-        logger.warning("Round %d continues without %s: %s", self.request.server_round, name, reason)
+        said = self.request.server_round, _without_client(reason, client)
+        if self.enrolled.logged.get(client) != said:  # a site may miss training and the test
+            self.enrolled.logged[client] = said
+            named = said[0], self.enrolled.name_of(client), said[1]
+            logger.warning("Round %d continues without %s: %s", *named)
 
     def _note(self, client: int, problem: str | InvalidReply) -> None:
         self.dropped[client] = str(problem)
@@ -206,8 +209,8 @@ class Replies:
         if self.enrolled.nodes is None:
             why = ["no reply was passed on", "no message was sent to it"]
         for node in waiting:
-            unsent = (sent_to or self.enrolled.nodes) and node not in sent_to
-            self.dropped[self.enrolled.clients.get(node, node)] = why[bool(unsent)]
+            unsent = bool(sent_to or self.enrolled.nodes) and node not in sent_to
+            self.dropped[self.enrolled.clients.get(node, node)] = why[unsent]
 
     def _check_examples(self, metrics: MetricRecord) -> None:
         key = self.examples_key

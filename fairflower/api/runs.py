@@ -41,6 +41,7 @@ from fairflower.plans.execution import (
 )
 from fairflower.plans.plan import (
     Plan,
+    check_of_all,
     domains_to_hold_out,
     references_named,
     replicates,
@@ -63,14 +64,6 @@ MethodLike = str | type | Mapping[str, Any]
 
 #: Key whose value names a class or a function -> the registry of names.
 _REGISTRIES = {kind.KEY: kind.REGISTRY for kind in SPECS} | {"evaluate.metrics": METRICS}
-
-#: Settings that cannot be the same for all runs of a comparison -> what to do instead.
-_OTHERWISE = {
-    "seed": "use federations or seeds",
-    "run-name": "runs are named after their method and seed",
-    "output-dir": "use output_dir",
-    "resume": "compare again, with the output_dir of the comparison to resume",
-}
 
 
 class ShortSettings(TypedDict, total=False):
@@ -285,7 +278,7 @@ def compare(
     client_configs = methods(ClientConfig, clients)
     given = settings_of(settings, [*strategy_configs, *client_configs])
     if isinstance(settings, Mapping):  # a file may also be used for single runs
-        _check_shared(given, federated)
+        check_of_all(given, federated, dashes="")
     if (strategies is not None and not strategy_configs) or (
         clients is not None and not client_configs
     ):
@@ -309,18 +302,6 @@ def compare(
     plan = Plan.grid(flat, *rows, federated, held_out, names)
     run_comparison(plan, folder, Console(quiet=not progress), parallel_runs)
     return read(folder / "runs")
-
-
-def _check_shared(given: Mapping[str, Any], federated: bool) -> None:
-    """Raise ``ConfigError`` for a setting that cannot be the same for all runs of a comparison."""
-    if federated and "data.seed" in given:
-        raise ConfigError(
-            "data.seed: federations set data.seed. Choose them with federations, or use seeds for "
-            "several seeds on a single federation."
-        )
-    for key, instead in _OTHERWISE.items():
-        if key in given:
-            raise ConfigError(f"{key}: compare does not accept this setting: {instead}.")
 
 
 def read(*paths: str | PathLike[str]) -> Results:
@@ -368,16 +349,10 @@ def settings_of(settings: SettingsLike | None, chosen: Iterable[MethodSpec] = ()
     if settings is None:
         return {}
     if isinstance(settings, Mapping):
-        try:
-            flat = {
-                ".".join(map(argument_to_key, key.split("."))): value
-                for key, value in flatten_tables(settings).items()
-            }
-        except RecursionError:
-            raise ConfigError(
-                "settings: expected run config keys, or tables of keys; the given tables are "
-                "nested too deeply."
-            ) from None
+        flat = {
+            ".".join(map(argument_to_key, key.split("."))): value
+            for key, value in flatten_tables(settings).items()
+        }
     else:
         flat = read_toml(str(settings))
     given = {

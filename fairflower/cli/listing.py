@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fairflower.arguments import ArgumentSpec, argument_specs
 from fairflower.cli.options import ConfigOverrides, with_settings
-from fairflower.cli.terminal import console, friendly_errors, say, say_where, text_table
+from fairflower.cli.terminal import console, friendly_errors, say_where, text_table
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.config.methods import (
     AdapterSpec,
@@ -146,11 +146,6 @@ def show(
     from fairflower.data.show import clients_table, contact_sheet, examples_table
 
     federation = prepare(config.data)
-    if (factor := config.data.imbalance_factor) > 1 and "data.clients-per-domain" in settings:
-        say(
-            f"data.clients-per-domain has no effect, because data.imbalance-factor = {factor} "
-            "determines the number of clients per domain."
-        )
     if federation.kind != "images":
         if out:
             raise ConfigError(

@@ -32,6 +32,7 @@ from fairflower.plans.execution import announce, execute, resolve_jobs, run_comp
 from fairflower.plans.plan import (
     FEDERATIONS,
     Plan,
+    check_of_all,
     domains_to_hold_out,
     references_named,
     replicates,
@@ -168,12 +169,6 @@ def compare(
     folder = new_folder("comparisons", output_dir)
     parallel_runs = resolve_jobs(overrides.settings, parse_jobs(jobs))
     numbers, federated = replicates(federations, seeds)
-    if federated and "data.seed" in overrides.assigned:
-        raise ConfigError(
-            "--set data.seed: --federations sets data.seed for each federation. Choose "
-            "federations with --federations, or use --seeds for several seeds on a single "
-            "federation."
-        )
     held_out = domains_to_hold_out(overrides.settings) if leave_one_domain_out else []
     names = references_named(references)
     methods = strategies, numbers, clients
@@ -219,16 +214,6 @@ def evaluate(
     print_report(folders)
 
 
-#: Keys that cannot be set for all runs of a comparison -> what to do instead.
-_OTHERWISE = {
-    "seed": "use --federations or --seeds",
-    "strategy.name": "use --strategies",
-    "run-name": "runs are named after their method and seed",
-    "output-dir": "use --output-dir",
-    "resume": "repeat the command with the --output-dir of the comparison to resume",
-}
-
-
 def parse_jobs(jobs: str) -> int | None:
     """Return the value of ``--jobs`` as a number, or None for ``auto``."""
     if jobs == "auto":
@@ -253,7 +238,7 @@ def plan_of(
     Raises ``ConfigError`` for a setting that cannot be the same for all runs, or that no method
     has.
     """
-    refuse_keys(overrides, _OTHERWISE)
+    check_of_all(overrides.assigned, federations)
     settings = overrides.settings | {"output-dir": str(folder)}
     strategy_configs = methods_named(overrides, StrategyConfig, "--strategies", strategies)
     client_configs = methods_named(overrides, ClientConfig, "--clients", clients)

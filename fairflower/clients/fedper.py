@@ -5,7 +5,7 @@ from typing import ClassVar
 from torch import nn
 
 from fairflower.clients.local_arrays import LocalArraysTrainer
-from fairflower.models import head_arrays
+from fairflower.models import head_and_body
 
 
 class FedPer(LocalArraysTrainer):
@@ -48,4 +48,4 @@ class FedPer(LocalArraysTrainer):
     @classmethod
     def local_arrays(cls, model: nn.Module) -> list[str]:
         """Return the names of the head's arrays."""
-        return head_arrays(model)
+        return head_and_body(model)[0]

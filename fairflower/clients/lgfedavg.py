@@ -5,7 +5,7 @@ from typing import ClassVar
 from torch import nn
 
 from fairflower.clients.local_arrays import LocalArraysTrainer
-from fairflower.models import body_arrays
+from fairflower.models import head_and_body
 
 
 class LGFedAvg(LocalArraysTrainer):
@@ -52,4 +52,4 @@ class LGFedAvg(LocalArraysTrainer):
     @classmethod
     def local_arrays(cls, model: nn.Module) -> list[str]:
         """Return the names of all arrays except those of the head."""
-        return body_arrays(model)
+        return head_and_body(model)[1]

@@ -407,14 +407,9 @@ def _check(config: RunConfig) -> None:
     if task:
         with config.client.naming_failures():
             client.check_task(task, kind, config.train)
-    _check_conflicts(config, kind)
-    for key in OF_TABLES if data.name in DATA_SETS.data.keys() - {"table"} else ():
-        if getattr(config.data, key):
-            raise ConfigError(
-                f"data.{argument_to_key(key)}: this setting applies to tables only, and data.name "
-                f"= {data.name!r}. Remove it, or set data.name = 'table'."
-            )
-    _check_sites(config)
+    for conflict, message in (*_conflicts(config, kind), *_conflicts_of_sites(config)):
+        if conflict:
+            raise ConfigError(message)
     with config.client.naming_failures():
         client.check_model(config.model.name)
         client.check_steps(config.train)
@@ -478,11 +473,12 @@ def _check_model(model: ModelConfig) -> None:
         )
 
 
-def _check_conflicts(config: RunConfig, kind: str) -> None:
-    """Raise ``ConfigError`` if settings conflict; ``kind`` is that of the data's examples."""
+def _conflicts(config: RunConfig, kind: str) -> list[tuple[object, str]]:
+    """Return whether settings conflict, and messages; ``kind`` is that of the data's examples."""
     data, evaluate = config.data, config.evaluate
     only_images = f"applies to images only, but data.name = {data.name!r} has {kind}. Remove it."
-    conflicts = [
+    no_table = data.name in DATA_SETS.data.keys() - {"table"}
+    return [
         (
             config.ray_address and config.engine not in ("auto", "ray"),
             f"ray-address = {config.ray_address!r}: engine = {config.engine!r} runs only on this "
@@ -534,18 +530,23 @@ def _check_conflicts(config: RunConfig, kind: str) -> None:
             data.fraction and data.examples_per_client,
             "data.fraction and data.examples-per-client are both set. Set one to 0.",
         ),
+        *(
+            (
+                no_table and getattr(data, key),
+                f"data.{argument_to_key(key)}: this setting applies to tables only, and data.name "
+                f"= {data.name!r}. Remove it, or set data.name = 'table'.",
+            )
+            for key in OF_TABLES
+        ),
     ]
-    for conflict, message in conflicts:
-        if conflict:
-            raise ConfigError(message)
 
 
-def _check_sites(config: RunConfig) -> None:
-    """Raise ``ConfigError`` if names of sites are repeated, or do not fit other settings."""
+def _conflicts_of_sites(config: RunConfig) -> list[tuple[object, str]]:
+    """Return whether names of sites are repeated, or do not fit other settings, and messages."""
     names, given = config.listed_sites, f"sites = {quoted(config.sites)}"
     twice = next((name for name in names if names.count(name) > 1), "")
     number, few = isinstance(config.sites, int), len(config.site_names) < config.fewest_sites
-    conflicts = [
+    return [
         (
             number and names,
             f"late-sites = {quoted(config.late_sites)} needs the other sites' names in sites.",
@@ -567,9 +568,6 @@ def _check_sites(config: RunConfig) -> None:
             f"{given} has only {len(names)} sites. Decrease min-clients.",
         ),
     ]
-    for conflict, message in conflicts:
-        if conflict:
-            raise ConfigError(message)
 
 
 def check_tuned(configs: Sequence[RunConfig]) -> None:

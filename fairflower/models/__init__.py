@@ -227,23 +227,14 @@ def norm_arrays(model: nn.Module, *, affine: bool) -> list[str]:
     return names
 
 
-def head_arrays(model: nn.Module) -> list[str]:
-    """Return the names of the arrays of ``model.head`` that are exchanged.
+def head_and_body(model: nn.Module) -> tuple[list[str], list[str]]:
+    """Return the names of the exchanged arrays of ``model.head``, and of the others.
 
-    Raises ``ConfigError`` if the network has no layer named ``head``, or no other arrays.
+    Raises ``ConfigError`` if there are none of either.
 
-    >>> head_arrays(build("mlp", num_classes=3, shape=(5,), seed=0))
+    >>> head_and_body(build("mlp", num_classes=3, shape=(5,), seed=0))[0]
     ['head.weight', 'head.bias']
     """
-    return _head_and_body(model)[0]
-
-
-def body_arrays(model: nn.Module) -> list[str]:
-    """Return the names of the exchanged arrays outside the head; see `head_arrays`."""
-    return _head_and_body(model)[1]
-
-
-def _head_and_body(model: nn.Module) -> tuple[list[str], list[str]]:
     names = list({**exchanged_arrays(model), **local_tensors(model)})
     head = [name for name in names if name.startswith("head.")]
     body = [name for name in names if not name.startswith("head.")]

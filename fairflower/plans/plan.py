@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, product
@@ -141,29 +140,28 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
     >>> parse_seeds("0-2"), parse_seeds("3,7")
     ([0, 1, 2], [3, 7])
     """
-    if re.search(r"(^|[,-])\s*-\s*\d", text):
-        raise ConfigError(f"{option} {text!r}: expected numbers >= 0, for example 0,1,2 or 0-2.")
     first, dash, last = text.partition("-")
-    example = f"{option} {text!r}: expected distinct numbers, for example 0,1,2 or 0-2."
+    numbers: Iterable[Any] = text.split(",")
+    if dash:
+        ends = first.strip(), last.strip()
+        short = all(end.isdecimal() and len(end) < 10 for end in ends)
+        numbers = range(int(first), int(last) + 1) if short else ()
+    return _distinct(numbers, f"{option} {text!r}")
+
+
+def _distinct(numbers: Iterable[Any], given: str) -> list[int]:
+    """Return numbers of federations or seeds; raise ``ConfigError`` if they are none."""
     try:
-        numbers = range(int(first), int(last) + 1) if dash else map(int, text.split(","))
-        seeds = list(islice(numbers, MAX_SEEDS + 1))
-    except ValueError:
-        raise ConfigError(example) from None
-    if not seeds:
-        raise ConfigError(
-            f"{option} {text!r}: expected the smaller number first. Write {last}-{first}."
-        )
-    return _distinct(seeds, f"{option} {text!r}", example)
-
-
-def _distinct(numbers: list[int], given: str, example: str) -> list[int]:
-    """Return the numbers; raise ``ConfigError`` if there are none, too many, or equal ones."""
-    if len(numbers) > MAX_SEEDS:
-        raise ConfigError(f"{given}: more than {MAX_SEEDS} numbers. Give fewer numbers.")
-    if not numbers or len(set(numbers)) < len(numbers):
-        raise ConfigError(example)
-    return numbers
+        values = list(islice(numbers, MAX_SEEDS + 1))
+        found = [int(value) for value in values]
+        whole = all(v == n for v, n in zip(values, found, strict=True) if not isinstance(v, str))
+        if whole and min(found) >= 0 and len(set(found)) == len(found) <= MAX_SEEDS:
+            return found
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ConfigError(
+        f"{given}: expected distinct numbers >= 0, at most {MAX_SEEDS}, for example 0,1,2 or 0-2."
+    )
 
 
 def replicates(
@@ -187,15 +185,28 @@ def replicates(
     values = FEDERATIONS if values is None else values
     if isinstance(values, str):
         return parse_seeds(values, f"{dashes}{name}"), seeds is None
-    example = f"{name} = {values!r}: expected distinct numbers, for example range(3)."
-    try:
-        given = list(islice(values, MAX_SEEDS + 1))
-        numbers = [int(value) for value in given]
-    except (TypeError, ValueError, OverflowError):
-        raise ConfigError(example) from None
-    if any(n != v for n, v in zip(numbers, given, strict=True) if not isinstance(v, str)):
-        raise ConfigError(example)  # 1.5 is not the number of a federation
-    return _distinct(numbers, name, example), seeds is None
+    return _distinct(values, f"{name} = {quoted(values)}"), seeds is None
+
+
+#: Settings that cannot be the same for all runs of a comparison -> what to do instead.
+_OF_EACH = {
+    "seed": "use {0}federations or {0}seeds",
+    "run-name": "runs are named after their method and seed",
+    "output-dir": "use {0}output{1}dir",
+    "resume": "use the {0}output{1}dir of the comparison to resume",
+    "data.seed": "{0}federations sets it; use {0}seeds for several seeds on one federation",
+}
+
+
+def check_of_all(keys: Container[str], federated: bool, dashes: str = "--") -> None:
+    """Raise ``ConfigError`` for a setting that each run of a comparison has for itself.
+
+    With ``federated``, each federation has its own ``data.seed``. For ``dashes`` see `replicates`.
+    """
+    for key, instead in _OF_EACH.items():
+        if key in keys and (federated or key != "data.seed"):
+            words = instead.format(dashes, "-" if dashes else "_")
+            raise ConfigError(f"{key}: a comparison does not accept this setting: {words}.")
 
 
 def redrawable(flat: Mapping[str, Any]) -> bool:

@@ -26,11 +26,11 @@ from fairflower.config.text import join_words
 from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import DIFFERENCES
 from fairflower.numerics.metrics import AVG, GAP, STD0, Summary, over_domains
-from fairflower.numerics.scores import ACCURACY, Score
+from fairflower.numerics.scores import ACCURACY, AUC, BALANCED_ACCURACY, Score
 from fairflower.registry import PLAIN_CLIENTS
 from fairflower.report.cells import format_number, format_std, within_range
 from fairflower.report.methods import BASELINES, Comparison, Method, client_strategy_grids, sweeps
-from fairflower.report.reading import SCORES, Run
+from fairflower.report.reading import Run
 from fairflower.statistics import (
     MIN_PAIRS,
     Difference,
@@ -109,7 +109,7 @@ def measures(comparison: Comparison) -> list[Measure]:
     """Return a comparison's measures: fairness over domains, then measures that runs recorded."""
     found = [fairness(comparison)]
     rated = comparison.rated()
-    for score in SCORES.values():
+    for score in (BALANCED_ACCURACY, AUC):
         if scored := [m for m in rated if all(score.name in run.scores for run in m.runs)]:
             found.append(_by_domain(comparison, score, scored))
     found += [_over_domains(comparison, *of_user) for of_user in comparison.user_scores()]

@@ -146,11 +146,13 @@ def _over_clients(
     found = [gain[np.isfinite(gain)] for gain in (client_gains(*p, personal) for p in pairs)]
     found = [gain for gain in found if gain.size]
     score, unused = comparison.score, partial(float, math.nan)
-    unit = score.unit, -math.inf, math.inf
+    reach = (score.high - score.low) / 2  # so that no interval is wider than the score's range
+    unit = score.unit, -reach, reach
+    most = 2 * max(len(run.clients) for run in method.runs)  # intervals may end beyond the number
     metrics = [
         Metric("average gain", 1, *unit, digits=score.digits, of=unused),
         Metric("smallest gain", 0, *unit, digits=score.digits, of=unused),
-        Metric("clients that lose", 0, "", high=math.inf, digits=1, of=unused),
+        Metric("clients that lose", 0, "", high=most, digits=1, of=unused),
     ]
     values = zip(*((g.mean(), g.min(), float((g < 0).sum())) for g in found), strict=True)
     measure = Measure(OVER_CLIENTS, metrics, comparison.methods)

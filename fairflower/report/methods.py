@@ -302,7 +302,8 @@ class Comparison:
             return f"last round ({rounds[-1]})"
         if len(rounds) == 1:
             return f"round {rounds[0]}"
-        which = f"the last {window}" if len(rounds) == window else f"all {len(rounds)}"
+        whole = rounds[0] <= self.kept_runs[0].config["evaluate.every"]  # none was tested before
+        which = f"all {len(rounds)}" if whole or len(rounds) < window else f"the last {window}"
         return f"mean of {which} tested rounds ({rounds[0]} to {rounds[-1]})"
 
     def having(self, condition: Callable[[Run], object]) -> list[Method]:
@@ -435,12 +436,6 @@ def legible(score: Score, runs: Iterable[Run]) -> Score:
         return score
     finals = (np.abs(run.tests_by(score.name).final()) for run in runs)
     return score.legible(float(v[np.isfinite(v)].mean()) for v in finals if np.isfinite(v).any())
-
-
-def method_names(runs: Sequence[Run]) -> list[str]:
-    """Return the name of each run's method (`Method.name`)."""
-    names = {id(run): name for name, _, members in _groups(runs) for run in members}
-    return [names[id(run)] for run in runs]
 
 
 def federated(settings: _Settings) -> _Settings:

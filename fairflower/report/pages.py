@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from textwrap import wrap
@@ -183,12 +184,6 @@ def replace_generated_block(document: Path, summary: Path, text: str) -> None:
 def generated_markdown(summary: Path) -> str:
     """Return the tables and verdicts of a summary as Markdown."""
     return f"\n{markdown_tables(read_summary(summary))}\n"
-
-
-def markdown_board(sentences: Sequence[str], tables: Sequence[Table]) -> str:
-    """Format a leaderboard's sentences and tables as Markdown."""
-    parts = [listed(sentences), *markdown_of(tables)]
-    return "\n" + "\n\n".join(parts) + "\n\n"
 
 
 def markdown_of(tables: Iterable[Table]) -> Iterator[str]:
@@ -417,14 +412,5 @@ def _pairs(values: Any) -> str:
 
 
 def _duration(seconds: Any) -> str:
-    """Format seconds as hours, minutes and seconds.
-
-    >>> _duration(248.7), _duration(7200), _duration(None)
-    ('4 min 9 s', '2 h 0 min 0 s', '')
-    """
-    if not isinstance(seconds, int | float):
-        return ""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    hour = f"{hours} h " if hours else ""
-    return f"{hour}{minutes} min {rest} s" if hours or minutes else f"{rest} s"
+    """Format seconds as hours, minutes and seconds, such as 0:04:09; empty if unknown."""
+    return str(timedelta(seconds=round(seconds))) if isinstance(seconds, int | float) else ""

@@ -19,7 +19,7 @@ from fairflower.files import metadata
 from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.numerics.metrics import adjusted_rand, clustering_accuracy
-from fairflower.numerics.scores import ACCURACY, AUC, BALANCED_ACCURACY, Score
+from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.server.contents import (
     BEST,
     MODEL,
@@ -47,9 +47,6 @@ from fairflower.server.history import (
     WORST_CLIENT,
     History,
 )
-
-#: Scores of domains other than accuracy that reports show.
-SCORES = {score.name: score for score in (BALANCED_ACCURACY, AUC)}
 
 #: Prefix of the primary score of the clients' personal models.
 PERSONAL = "personal_"
@@ -281,7 +278,7 @@ class Run(ScoreHistory):
     @property
     def further(self) -> tuple[Score, ...]:
         """The other scores of what was learnt."""
-        return _further(self.info)
+        return scores_of(self.info)[1:]
 
     @property
     def lacks(self) -> str:
@@ -619,14 +616,14 @@ def _checked_history(
     of_domains, of_clients = LEVELS[split]
     of_labels = chain.from_iterable(map(scores_of, info.get("labels", ())))
     users = (user_score(*metric) for metric in info.get("metrics", {}).items())
-    primary = scores_of(info)[0]
+    primary, *further = scores_of(info)
     personal, adapted = (
         replace(primary, name=prefix + primary.name) for prefix in (PERSONAL, ADAPTED)
     )
     wanted = {
         (level, score.name): score
         for level, scores in (
-            (of_domains, (primary, personal, *_further(info), *of_labels, *users, *METRICS)),
+            (of_domains, (primary, personal, *further, *of_labels, *users, *METRICS)),
             (of_clients, (primary, personal)),
             (OWN_LEVELS[split], (primary,)),
             (SHARED_LEVELS[split], (primary,)),
@@ -651,11 +648,6 @@ def _checked_history(
             )
         history.put(row)
     return history
-
-
-def _further(info: Mapping[str, Any]) -> tuple[Score, ...]:
-    """Return the scores of a run but the primary score; an AUC of classes is optional."""
-    return scores_of(info)[1:] if "scores" in info else tuple(SCORES.values())
 
 
 def _range(score: Score) -> str:

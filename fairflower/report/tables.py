@@ -13,7 +13,7 @@ import numpy as np
 from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import DIFFERENCES, METRICS
 from fairflower.numerics.metrics import STD0, Summary, average_and_worst, over_domains, summaries
-from fairflower.numerics.scores import AUC, Score
+from fairflower.numerics.scores import AUC, BALANCED_ACCURACY, Score
 from fairflower.report.cells import (
     DASH,
     GUIDE,
@@ -53,7 +53,7 @@ from fairflower.report.methods import (
     mean_of_last,
 )
 from fairflower.report.notes import machine_line, model_line, model_sizes, tests_line
-from fairflower.report.reading import CLUSTER_SCORES, PERSONAL, SCORES, Run
+from fairflower.report.reading import CLUSTER_SCORES, PERSONAL, Run
 from fairflower.server.contents import scores_of
 from fairflower.server.history import LEVELS, WINDOW
 from fairflower.statistics import MIN_PAIRS, MeanStd
@@ -176,7 +176,7 @@ def quality_table(comparison: Comparison) -> Table:
     The table shows methods whose runs have an AUC or corrupted images.
     """
     methods = comparison.rated()
-    auc = all(set(run.scores) >= set(SCORES) for method in methods for run in method.runs)
+    auc = all(AUC.name in run.scores for method in methods for run in method.runs)
 
     def of(score: Score, d: int) -> Callable[[Method], MeanStd]:
         def values(run: Run) -> Vector:
@@ -193,8 +193,7 @@ def quality_table(comparison: Comparison) -> Table:
         [
             Column(f"{where} {score.title}", score, of(score, d))
             for d, where in enumerate([*comparison.domains, *several * ["average"]])
-            for score in SCORES.values()
-            if auc or score is not AUC
+            for score in (BALANCED_ACCURACY, *auc * [AUC])
         ],
         comparison.groups(methods),
     )

@@ -233,8 +233,11 @@ def _check_given(run: Path, flat: Mapping[str, Any], given: Mapping[str, Any]) -
     for key, value in given.items():
         check_keys([key], methods)
         check_values({key: value})
-        after = with_absolute_paths({**flat, key: value})
-        if key not in CHANGEABLE and after.get(key) != before.get(key):
+        asked = with_absolute_paths({**flat, key: value})
+        if key not in CHANGEABLE and asked.get(key) != before.get(key):
+            with suppress(ConfigError):  # 0 may stand for a default that the run has stored
+                if RunConfig.from_flat(asked).to_flat().get(key) == before.get(key):
+                    continue
             raise ConfigError(
                 f"{key} = {value!r} was given, but {run} is resumed with its settings ({key} = "
                 f"{flat.get(key)!r}). Only these may change: {', '.join(sorted(CHANGEABLE))}."

@@ -21,7 +21,7 @@ from fairflower.config.run import changed_settings, check_values, execution_keys
 from fairflower.config.text import read_toml
 from fairflower.errors import ConfigError, Diverged, RunFolderError, quoted
 from fairflower.files import text_of
-from fairflower.numerics.scores import ACCURACY, BALANCED_ACCURACY, Score
+from fairflower.numerics.scores import ACCURACY, AUC, BALANCED_ACCURACY, Score
 
 HISTORY_COLUMNS = ["round", "level", "name", "metric", "value"]
 
@@ -241,12 +241,12 @@ def checked_facts(info: Any, file: Path) -> dict[str, Any]:
 
 
 def scores_of(facts: Mapping[str, Any]) -> tuple[Score, ...]:
-    """Return the scores of a run's task, the primary score first."""
+    """Return the scores of a run's task, the primary score first; an AUC of classes is optional."""
     infinite = {"low": -math.inf, "high": math.inf}
     fields = ScoreFacts.__annotations__
     known = ({k: v for k, v in s.items() if k in fields} for s in facts.get("scores", ()))
     scores = (Score(**(infinite | score)) for score in known)
-    return tuple(scores) or (ACCURACY, BALANCED_ACCURACY)
+    return tuple(scores) or (ACCURACY, BALANCED_ACCURACY, AUC)
 
 
 def divergence(facts: Mapping[str, Any]) -> str | None:

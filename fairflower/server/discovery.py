@@ -166,20 +166,21 @@ class NodeDiscovery:
         lines = (f"\n  {self.name_of(n)}: {why}" for n, why in sorted(self.problems.items()))
         return "".join(line.replace("  Node", "  node", 1) for line in lines)
 
-    def missing_sites_error(self) -> ConfigError:
-        """Return the error about sites in ``only`` that have not described their data."""
-        away = ", ".join(self.missing_sites())
-        return ConfigError(
-            f"sites = {quoted(','.join(self.only))}: not connected after {self.timeout:g} s "
-            f"(round-timeout): {away}. A site has its name from `flwr supernode register KEY "
-            "--name NAME`; `fairflower deploy sites` lists the names. Start the SuperNodes of "
-            f"these sites, or remove them from the setting.{self._reasons()}"
-        )
-
-    def missing_clients_error(
-        self, expected: int, ids: Iterable[int] | None, more: str = ""
+    def missing_error(
+        self, expected: int, ids: Iterable[int] | None = None, more: str = ""
     ) -> ConfigError:
-        """Return the error about missing clients; ``ids`` are the ids of all clients."""
+        """Return the error about sites in ``only``, or clients, that have not described their data.
+
+        ``ids`` are the ids of all clients.
+        """
+        if self.only:
+            gone = ", ".join(self.missing_sites())
+            return ConfigError(
+                f"sites = {quoted(','.join(self.only))}: not connected after {self.timeout:g} s "
+                f"(round-timeout): {gone}. A site has its name from `flwr supernode register KEY "
+                "--name NAME`; `fairflower deploy sites` lists the names. Start the SuperNodes of "
+                f"these sites, or remove them from the setting.{self._reasons()}"
+            )
         present = {info.number for info in self.infos.values()}
         absent, node_config = "", 'domain="<domain>" data-dir="<folder>"'
         if ids is not None:

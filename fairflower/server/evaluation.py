@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from itertools import chain
@@ -40,6 +40,28 @@ class Tested(NamedTuple):
     failed: dict[str, dict[str, str]]  # domain -> user-defined metric that failed -> reason
     counts: dict[int, fairness.Counts]  # client -> counts of people, with ``data.groups``
     held_out_counts: fairness.Counts | None = None  # counts of people in the held-out domain
+
+
+#: The task's sums over a batch, targets, predictions, and outputs, [B, 0] if not needed.
+_Batch = tuple[dict[str, Any], Targets, Targets, NDArray[np.float64]]
+
+
+def _joined(batches: Iterable[_Batch]) -> _Batch:
+    """Return batches as one, with means over examples, floats or arrays [K], instead of sums."""
+    sums, *parts = zip(*batches, strict=True)
+    targets, predictions, outputs = map(np.concatenate, parts)
+    means = {name: sum(batch[name] for batch in sums) / len(targets) for name in sums[0]}
+    return means, targets, predictions, outputs
+
+
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Raise ``GpuMemoryError``, which says what to change, if the GPU's memory is too small."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        reason = out_of_memory(str(error))
+        raise gpu_memory_error(reason, "The server's test", "evaluate.batch-size") from error
 
 
 class CentralizedEvaluator:
@@ -82,6 +104,7 @@ class CentralizedEvaluator:
         """Return the model's exchanged arrays by name; initial values before the first test."""
         return copy_arrays(self.model)
 
+    @_memory_errors()
     def __call__(
         self,
         arrays: Mapping[str, NDArray[np.generic]],
@@ -98,28 +121,16 @@ class CentralizedEvaluator:
         the primary score with BatchNorm statistics of this domain, ``adabn_accuracy``. Raises
         ``GpuMemoryError`` if the GPU's memory is too small.
         """
-        with _memory_errors():
-            return self._tested(arrays, split, domains or self.federation.domains)
-
-    def _tested(
-        self, arrays: Mapping[str, NDArray[np.generic]], split: str, domains: Sequence[str]
-    ) -> Tested:
-        set_arrays(self.model, arrays, "The server")
-        task = self.federation.learns
-        self.model.eval()
-        held_out = self.federation.held_out
-        domains = (*domains, *([held_out] if held_out and split == "test" else ()))
-        pending = {
-            domain: [self._pool.submit(self._test, chunk) for chunk in self._chunks(domain, split)]
-            for domain in domains
-        }
+        task, held_out = self.federation.learns, self.federation.held_out
+        domains = domains or self.federation.domains
+        pending = self._begun(
+            arrays, (*domains, *([held_out] if held_out and split == "test" else ())), split
+        )
         results: dict[str, dict[str, float]] = {}
         failed: dict[str, dict[str, str]] = {}
         people: dict[str, list[fairness.Counts]] = {}
         for domain, futures in pending.items():
-            sums, *chunks = zip(*(future.result() for future in futures), strict=True)
-            targets, predictions, outputs = map(np.concatenate, chunks)
-            means = _means(sums, len(targets))
+            means, targets, predictions, outputs = _joined(future.result() for future in futures)
             scores = task.score(means) | task.whole(targets, predictions, outputs)
             results[domain] = {"loss": float(means["loss"]), **defined(scores)}
             if self.auc:
@@ -131,15 +142,14 @@ class CentralizedEvaluator:
             if self.federation.groups:
                 people[domain] = self._counted(domain, split, targets, predictions)
         if self.adabn and (unseen := results.get(held_out)):
-            chunks = self._chunks(held_out, split)
-            unseen[ADAPTED + task.primary.name] = self._pool.submit(
-                self._test_adapted, chunks
-            ).result()
+            adapted = self._pool.submit(self._test_adapted, self._chunks(held_out, split))
+            unseen[ADAPTED + task.primary.name] = adapted.result()
         held_out_counts = next(iter(people.pop(held_out, [])), None)
         clients = (k for domain in people for k in self.federation.clients_of(domain))
         counts = dict(zip(clients, chain(*people.values()), strict=True))
         return Tested(results, failed, counts, held_out_counts)
 
+    @_memory_errors()
     def predictions(
         self, arrays: Mapping[str, NDArray[np.generic]], domain: str
     ) -> tuple[Targets, Targets]:
@@ -147,13 +157,19 @@ class CentralizedEvaluator:
 
         Raises ``GpuMemoryError`` if the GPU's memory is too small.
         """
-        with _memory_errors():
-            set_arrays(self.model, arrays, "The server")
-            self.model.eval()
-            chunks = self._chunks(domain, "test")
-            pending = [self._pool.submit(self._test, chunk) for chunk in chunks]
-            _, y, predictions, _ = zip(*(future.result() for future in pending), strict=True)
-        return np.concatenate(y), np.concatenate(predictions)
+        (futures,) = self._begun(arrays, [domain], "test").values()
+        return _joined(future.result() for future in futures)[1:3]
+
+    def _begun(
+        self, arrays: Mapping[str, NDArray[np.generic]], domains: Sequence[str], split: str
+    ) -> dict[str, list[Future[_Batch]]]:
+        """Begin to test a model on domains; return the tests of their batches."""
+        set_arrays(self.model, arrays, "The server")
+        self.model.eval()
+        return {
+            domain: [self._pool.submit(self._test, chunk) for chunk in self._chunks(domain, split)]
+            for domain in domains
+        }
 
     def _counted(
         self, domain: str, split: str, labels: NDArray[np.int64], guesses: NDArray[np.int64]
@@ -183,15 +199,11 @@ class CentralizedEvaluator:
         task = self.federation.learns
         batches = (x for images in chunks for x, _ in images.eval_batches(self.batch_size))
         with target_statistics(self.model, batches):
-            sums, *parts = zip(*(self._test(images) for images in chunks), strict=True)
-        whole = [np.concatenate(part) for part in parts]
-        scores = task.score(_means(sums, len(whole[0])))
-        name = task.primary.name
+            means, *whole = _joined([self._test(images) for images in chunks])
+        scores, name = task.score(means), task.primary.name
         return scores[name] if name in scores else task.whole(*whole)[name]
 
-    def _test(
-        self, images: Examples
-    ) -> tuple[dict[str, Any], Targets, Targets, NDArray[np.float64]]:
+    def _test(self, images: Examples) -> _Batch:
         """Return the task's sums, and targets, predictions and outputs, [B, 0] if not needed."""
         task = self.federation.learns
         with torch.inference_mode():
@@ -217,43 +229,41 @@ class CentralizedEvaluator:
             )
 
 
-@contextmanager
-def _memory_errors() -> Iterator[None]:
-    """Raise ``GpuMemoryError``, which says what to change, if the GPU's memory is too small."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        reason = out_of_memory(str(error))
-        raise gpu_memory_error(reason, "The server's test", "evaluate.batch-size") from error
+class Findings:
+    """Writes metrics of group fairness, and names what tests did not define or could not compute.
 
-
-def _means(sums: Sequence[Mapping[str, Any]], count: int) -> dict[str, Any]:
-    """Return means over examples, given sums over batches: floats, or arrays [K]."""
-    return {name: sum(batch[name] for batch in sums) / count for name in sums[0]}
-
-
-class GroupMetrics:
-    """Writes metrics of group fairness from a run's tests to the run folder.
-
-    A metric is undefined if, for example, nobody in a group has a positive label. It is then not
-    written, and the reason is logged and stored in ``run.json``.
+    A metric of group fairness is undefined if, for example, nobody in a group has a positive label.
+    It is then not written. A user-defined metric that fails ends the run, or is left out, as
+    ``evaluate.metric-errors`` says. Reasons are logged once, and stored in ``run.json``.
     """
 
     def __init__(
-        self, folder: RunFolder, federation: Federation, keys: Mapping[int, SiteKey] | None = None
+        self,
+        folder: RunFolder,
+        config: RunConfig,
+        federation: Federation,
+        keys: Mapping[int, SiteKey],
     ) -> None:
-        self.folder, self.federation, self.keys = folder, federation, keys or {}
-        if self.number:
+        self.folder, self.evaluate, self.federation = folder, config.evaluate, federation
+        self.keys = keys
+        if self.num_groups:
             text = "data.groups = %r: the positive class is %s."
             logger.info(text, federation.groups, federation.class_names[1])
-        self._undefined: dict[str, str] = dict(folder.fact("undefined_metrics") or {})
+        #: Entry of ``run.json`` -> where -> reason.
+        self._reasons: dict[str, dict[str, str]] = {
+            name: dict(folder.fact(name) or {}) for name in ("undefined_metrics", "skipped_metrics")
+        }
 
     @property
-    def number(self) -> int:
+    def num_groups(self) -> int:
         """Number of groups of people, or 0 if there are none."""
         return len(self.federation.group_names)
 
-    def record(
+    def _name_of(self, client: int) -> str:
+        known = f"client {client} of {self.federation.clients[client].domain}"
+        return self.keys[client].name if client in self.keys else known
+
+    def record_groups(
         self, server_round: int, split: str, counts: Mapping[int, fairness.Counts]
     ) -> dict[str, dict[str, float]]:
         """Write the metrics over all clients and per client; return the metrics per domain.
@@ -266,73 +276,51 @@ class GroupMetrics:
         each: dict[int, dict[str, float]] = {}
         by_domain: dict[str, list[fairness.Counts]] = {}
         for client, of_client in sorted(counts.items()):
-            domain = self.federation.clients[client].domain
-            by_domain.setdefault(domain, []).append(of_client)
-            where = _name_of(client, self.keys, f"of {domain}")
-            values = self.of(of_client, f"{where}{split_note}")
+            by_domain.setdefault(self.federation.clients[client].domain, []).append(of_client)
+            values = self.of_groups(of_client, f"{self._name_of(client)}{split_note}")
             self.folder.append_metrics(server_round, LEVELS[split][1], str(client), values)
             each[client] = values
-        whole = self.of(np.sum(list(counts.values()), axis=0), f"all clients{split_note}")
+        whole = self.of_groups(np.sum(list(counts.values()), axis=0), f"all clients{split_note}")
         found = {m: [v.get(m.name, math.nan) for v in each.values()] for m in fairness.METRICS}
         worst = {metric.name: metric.worst(values) for metric, values in found.items()}
         self.folder.append_metrics(server_round, OVERALL[split], ALL, whole)
         self.folder.append_metrics(server_round, OVERALL[split], WORST_CLIENT, defined(worst))
         return {
-            domain: self.of(np.sum(parts, axis=0), f"domain {domain}{split_note}")
+            domain: self.of_groups(np.sum(parts, axis=0), f"domain {domain}{split_note}")
             for domain, parts in by_domain.items()
         }
+
+    def of_groups(self, counts: fairness.Counts, where: str) -> dict[str, float]:
+        """Compute metrics from counts; return them by name, and log undefined metrics."""
+        names, positive = self.federation.group_names, self.federation.class_names[1]
+        wrong = fairness.undefined(counts, names, positive)
+        self._undefined(where, [f"{names} ({reason})" for reason, names in wrong.items()])
+        return defined({metric.name: metric(counts) for metric in fairness.METRICS})
 
     def lacking(self, where: str, values: Mapping[str, float]) -> None:
         """Log and record which scores of the task the examples of a test do not define."""
         reasons = self.federation.learns.undefined.items()
-        lacks = [f"{name} ({reason})" for name, reason in reasons if name not in values]
-        if lacks and where not in self._undefined and math.isfinite(values["loss"]):
+        if math.isfinite(values["loss"]):
+            self._undefined(where, [f"{n} ({reason})" for n, reason in reasons if n not in values])
+
+    def _undefined(self, where: str, lacks: list[str]) -> None:
+        if lacks and where not in self._reasons["undefined_metrics"]:
             logger.warning("Undefined for %s: %s.", where, text := "; ".join(lacks))
-            self._undefined[where] = text
+            self._reasons["undefined_metrics"][where] = text
 
-    def note(self) -> None:
-        """Record the undefined metrics in ``run.json``: once a test, and not once a client."""
-        if self._undefined:
-            self.folder.note("undefined_metrics", dict(self._undefined))
-
-    def of(self, counts: fairness.Counts, where: str) -> dict[str, float]:
-        """Compute metrics from counts; return them by name, and log undefined metrics."""
-        names, positive = self.federation.group_names, self.federation.class_names[1]
-        wrong = fairness.undefined(counts, names, positive)
-        if wrong and where not in self._undefined:
-            text = "; ".join(f"{names} ({reason})" for reason, names in wrong.items())
-            logger.warning("Undefined for %s: %s.", where, text)
-            self._undefined[where] = text
-        return defined({metric.name: metric(counts) for metric in fairness.METRICS})
-
-
-class FailedMetrics:
-    """Reports user-defined metrics that failed in tests, as ``evaluate.metric-errors`` says."""
-
-    def __init__(
-        self,
-        folder: RunFolder,
-        config: RunConfig,
-        federation: Federation,
-        keys: Mapping[int, SiteKey] | None = None,
-    ) -> None:
-        self.folder, self.evaluate, self.federation = folder, config.evaluate, federation
-        self.keys = keys or {}
-        self._skipped: dict[str, str] = dict(folder.fact("skipped_metrics") or {})
-
-    def report(self, server_round: int, where: str, wrong: Mapping[str, str]) -> None:
-        """Raise ``MetricError``, or log each failure and its reason once; see `note`."""
+    def failed(self, server_round: int, where: str, wrong: Mapping[str, str]) -> None:
+        """Raise ``MetricError`` for metrics that failed, or log each and its reason once."""
         for metric, reason in wrong.items():
             text = f"evaluate.metrics: {metric} failed on {where} in round {server_round}: {reason}"
             if self.evaluate.metric_errors == "stop":
                 raise MetricError(
                     f"{text}. Correct the function, or set evaluate.metric-errors = skip."
                 )
-            if (key := f"{metric} on {where}") not in self._skipped:
+            if (key := f"{metric} on {where}") not in self._reasons["skipped_metrics"]:
                 logger.warning("%s. The run continues without this metric.", text)
-                self._skipped[key] = f"round {server_round}: {reason}"
+                self._reasons["skipped_metrics"][key] = f"round {server_round}: {reason}"
 
-    def report_clients(
+    def failed_at_clients(
         self,
         server_round: int,
         answers: Mapping[int, MetricRecord],
@@ -350,18 +338,13 @@ class FailedMetrics:
             lacking = [n for n in metric_names(self.evaluate.metrics) if n not in answer]
             reasons = reasons_at.get(nodes[client], {})
             wrong = {n: escaped(str(reasons.get(n, default))[:300]) for n in lacking}
-            domain = self.federation.clients[client].domain
-            where = _name_of(client, self.keys, f"of domain {domain}")
-            self.report(server_round, where, wrong)
+            self.failed(server_round, self._name_of(client), wrong)
 
     def note(self) -> None:
-        """Record the failures in ``run.json``: once a test, and not once a client."""
-        if self._skipped:
-            self.folder.note("skipped_metrics", dict(self._skipped))
-
-
-def _name_of(client: int, keys: Mapping[int, SiteKey], domain: str) -> str:
-    return keys[client].name if client in keys else f"client {client} {domain}"
+        """Record all reasons in ``run.json``: once a test, and not once a client."""
+        for name, reasons in self._reasons.items():
+            if reasons:
+                self.folder.note(name, dict(reasons))
 
 
 def counts_in(answers: Mapping[int, MetricRecord]) -> dict[int, fairness.Counts]:

@@ -224,10 +224,8 @@ def register_clients(
         refused = (lonely or discovery.problems) and not discovery.silent
         refused = refused and getattr(grid, "simulated", False)
         if not fresh and (refused or not discovery.wait(notice)):
-            if only:
-                raise discovery.missing_sites_error()
             alone = " A site trains alone only with min-clients = 1." if lonely else ""
-            raise discovery.missing_clients_error(expected, ids, alone)
+            raise discovery.missing_error(expected, ids, alone)
 
 
 def _check_names(infos: NodeInfos) -> None:
@@ -371,7 +369,7 @@ def register_resumed_clients(
             "same keys as before, or start a new run."
         )
     if not reconnected:
-        raise discovery.missing_clients_error(len(clients), None)
+        raise discovery.missing_error(len(clients))
     for node in () if only else unknown_nodes:  # a site on the list may still join
         name = discovery.name_of(node)
         logger.warning("%s is ignored, because it was not part of the resumed run.", name)

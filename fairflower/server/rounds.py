@@ -36,7 +36,7 @@ from fairflower.server import checkpoint
 from fairflower.server.admission import admit, leave_out, note_withdrawn
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.contents import BEST
-from fairflower.server.evaluation import FailedMetrics, GroupMetrics, counts_in
+from fairflower.server.evaluation import Findings, counts_in
 from fairflower.server.examples import store_examples
 from fairflower.server.folder import LOG, RunFolder
 from fairflower.server.history import (
@@ -110,9 +110,7 @@ class RoundLoop:
         numbers = len(self.strategy._measurements)
         begun = (folder.fact("privacy") or {}).get("rounds", 0)
         self._privacy = PrivacyLedger(self.config.privacy, numbers, begun)
-        keys = setup.registry.keys
-        self._failed = FailedMetrics(folder, self.config, self.federation, keys)
-        self._groups = GroupMetrics(folder, self.federation, keys)
+        self._found = Findings(folder, self.config, self.federation, setup.registry.keys)
         alone, by = self.config.reference == "alone", self.config.evaluate.by
         self._own_models = OwnModels(setup, folder) if alone and by != "clients" else None
         shared = SharedModels(setup, folder, grid, self._settings, self._exchange)
@@ -289,8 +287,7 @@ class RoundLoop:
     def _go_on_with(self, setup: RunSetup) -> None:
         """Use the federation with sites that have joined."""
         self.setup, self.federation = setup, setup.federation
-        for tests in (self._failed, self._groups):
-            tests.federation, tests.keys = setup.federation, setup.registry.keys
+        self._found.federation, self._found.keys = setup.federation, setup.registry.keys
         if isinstance(self._elsewhere, SharedModels):
             self._elsewhere = replace(self._elsewhere, setup=setup)
 
@@ -309,7 +306,7 @@ class RoundLoop:
         if by in ("clients", "both") and server_round > 0:
             results, counts = self._ask_clients(split, server_round, arrays)
             for domain, of in results.items() if by == "clients" else ():
-                self._groups.lacking(f"a client of domain {domain}{note}", of)
+                self._found.lacking(f"a client of domain {domain}{note}", of)
         if by in ("server", "both"):
             # Metrics that only clients measure are not replaced.
             if self._own_models and server_round > 0:
@@ -319,20 +316,19 @@ class RoundLoop:
             held_out = self.federation.held_out
             scores, counts = tested.scores, tested.counts
             for domain, of in scores.items():
-                self._groups.lacking(f"domain {domain}{note}", of)
+                self._found.lacking(f"domain {domain}{note}", of)
             if unseen := scores.pop(held_out, None):
                 if tested.held_out_counts is not None:
-                    unseen |= self._groups.of(tested.held_out_counts, f"domain {held_out}")
+                    unseen |= self._found.of_groups(tested.held_out_counts, f"domain {held_out}")
                 self.folder.append_metrics(server_round, HELD_OUT, held_out, unseen)
             for domain, wrong in tested.failed.items():
-                self._failed.report(server_round, f"domain {domain}", wrong)
+                self._found.failed(server_round, f"domain {domain}", wrong)
             results = {domain: results.get(domain, {}) | scores[domain] for domain in scores}
-        for domain, values in self._groups.record(server_round, split, counts).items():
+        for domain, values in self._found.record_groups(server_round, split, counts).items():
             results[domain] |= values
         for domain, values in results.items():
             self.folder.append_metrics(server_round, LEVELS[split][0], domain, values)
-        self._groups.note()
-        self._failed.note()
+        self._found.note()
         if not results:
             return {}
         # A domain is not tested if its sites are not connected.
@@ -354,10 +350,10 @@ class RoundLoop:
         messages = strategy.configure_evaluate(server_round, arrays, settings, self.grid)
         most = self.setup.max_test_sizes(split)
         replies = self._exchange(messages)
-        task, groups = self.federation.learns, self._groups.number
+        task, groups = self.federation.learns, self._found.num_groups
         answers = strategy._evaluations(server_round, replies, most, groups, task.scores)
         folder.append_dropped_in_test(server_round, strategy.dropped)
-        self._failed.report_clients(server_round, answers, replies, self.nodes)
+        self._found.failed_at_clients(server_round, answers, replies, self.nodes)
         keys = test_keys(answers, task, metric_names(self.config.evaluate.metrics))
         if self.setup.trained:  # clients have no personal models without training
             keys.pop(f"personal_{task.primary.name}", None)

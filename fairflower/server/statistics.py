@@ -70,9 +70,7 @@ def _described(grid: Grid, config: RunConfig, stop: threading.Event) -> tuple[No
         if alone or not discovery.wait(notice):
             break
     if not discovery.infos or len(discovery.infos) + len(discovery.problems) < expected:
-        if only:
-            raise discovery.missing_sites_error()
-        raise discovery.missing_clients_error(expected, None)
+        raise discovery.missing_error(expected)
     if shares := [node for node, info in discovery.infos.items() if info.site is None]:
         raise ConfigError(
             f"statistics = true: node {shares[0]} has a share of a common data set, but no data of "

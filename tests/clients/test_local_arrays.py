@@ -22,10 +22,9 @@ from fairflower.clients.lgfedavg import LGFedAvg
 from fairflower.clients.silobn import SiloBN
 from fairflower.errors import ConfigError, StrategyError
 from fairflower.models import (
-    body_arrays,
     build,
     copy_arrays,
-    head_arrays,
+    head_and_body,
     keep_local,
     norm_arrays,
     set_arrays,
@@ -131,8 +130,9 @@ def test_fedbn_without_normalization_layers_equals_sgd():
 
 def test_head_and_body_cover_all_arrays():
     network = build("cnn", 10, (3, 16, 16), 0)
-    assert head_arrays(network) == ["head.weight", "head.bias"]
-    assert set(head_arrays(network) + body_arrays(network)) == copy_arrays(network).keys()
+    head, body = head_and_body(network)
+    assert head == ["head.weight", "head.bias"]
+    assert {*head, *body} == copy_arrays(network).keys()
 
 
 @pytest.mark.parametrize("kind", [FedPer, FedRep, LGFedAvg])

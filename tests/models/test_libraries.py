@@ -534,7 +534,7 @@ def test_language_models_that_do_not_fit_are_refused(causal: Any, folder: Any) -
     with pytest.raises(ConfigError, match="has 50 token ids, but the data have 60"):
         build_causal(causal("gpt2"), 60)
     with pytest.raises(ConfigError, match=r"has no head: .* choose another client\.name"):
-        models.head_arrays(build_causal(causal("gpt2")))
+        models.head_and_body(build_causal(causal("gpt2")))
 
 
 def test_a_language_model_is_exchanged_whole_with_shared_weights_once(causal: Any) -> None:

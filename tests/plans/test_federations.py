@@ -31,5 +31,5 @@ def test_seeds_do_not_change_the_data_seed() -> None:
 
 
 def test_more_than_a_thousand_federations_are_refused_without_listing_them() -> None:
-    with pytest.raises(ConfigError, match="federations: more than 1000 numbers"):
+    with pytest.raises(ConfigError, match="expected distinct numbers >= 0, at most 1000"):
         replicates(range(10**15), None)

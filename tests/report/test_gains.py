@@ -114,6 +114,16 @@ def test_gains_over_clients_are_those_by_hand(analysis, folders):
     assert lost == {"fedavg": "1.0", "uniform": "0.0", "pooled": "0.0"}
 
 
+def test_two_runs_are_too_few_for_intervals_of_clients(tmp_path):
+    folders = [alone_run(tmp_path / f"alone-{seed}", seed) for seed in range(2)]
+    for seed, b in enumerate((0.1, 0.9)):  # clients 2 and 3 lose, or none
+        rows = [{"a": 0.9, "b": b}] * ROUNDS
+        folders.append(make_run(tmp_path / f"fedavg-{seed}", rows, label="fedavg", seed=seed))
+    (row,) = tables_of(*folders).table("Difference from training alone, over clients").values()
+    assert row["clients that lose"] == "1.0 too few pairs"
+    assert row["average gain"].endswith("too few pairs")
+
+
 def test_verdicts_say_who_is_better_off_than_alone(analysis):
     fedavg, uniform, _ = map(str, analysis.chapters[0].verdicts[QUESTION])
     assert fedavg.endswith("mixed (a better; b worse) compared with training alone.")

@@ -38,6 +38,8 @@ from fairflower.statistics import MeanStd
 def test_the_accuracy_table_matches_hand_computed_values(tmp_path: Path) -> None:
     """Last five of rounds 0 to 6: a is 0.52 ... 0.56 with mean 0.54, b is 0.9."""
     page = tables_of(make_run(tmp_path / "r", rising(0.5)))
+    five = tables_of(make_run(tmp_path / "five", constant(6, a=0.5, b=0.4)))
+    assert five.table("Accuracy per domain, mean of all 5 tested rounds (1 to 5)")
     row = page.table("Accuracy per domain, mean of the last 5 tested rounds (2 to 6)")
     assert row["fedheal seed 0"] == {
         "method": "fedheal seed 0",

@@ -445,7 +445,8 @@ def test_resuming_accepts_other_engine_settings_and_refuses_other_training_setti
         resumed_config(folder, {"train.lr": 0.2})
     with pytest.raises(ConfigError, match=r"Did you mean 'train\.lr'"):
         resumed_config(folder, {"train.learning-rate": 0.2})
-    run_config = resumed_config(folder, {"train.lr": 0.01, "workers": 1, "engine": "inline"})
+    given = {"train.lr": 0.01, "workers": 1, "engine": "inline", "privacy.loss-range": 0.0}
+    run_config = resumed_config(folder, given)  # 0 is the default for 5, as the run has stored
     assert (run_config.train.lr, run_config.workers, run_config.resume) == (0.01, 1, str(folder))
     with pytest.raises(ConfigError, match=r"not a run folder"):
         resumed_config(tmp_path, {})

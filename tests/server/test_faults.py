@@ -668,7 +668,7 @@ def test_registration_names_nodes_with_missing_or_invalid_answers(answer, reason
 
 def test_a_long_list_of_missing_clients_is_abbreviated():
     discovery = NodeDiscovery(InlineGrid(client_app, 1), 0.1, threading.Event(), None)
-    message = str(discovery.missing_clients_error(2**31 - 1, range(2**31 - 1)))
+    message = str(discovery.missing_error(2**31 - 1, range(2**31 - 1)))
     assert message.startswith("0 of 2147483647 clients answered; missing: [0, 1, 2, ")
     assert "98, 99], and more. Start" in message
 

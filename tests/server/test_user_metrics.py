@@ -188,7 +188,7 @@ def test_a_failing_metric_is_named_with_the_domain_or_client_and_ends_the_run(
     by_clients = config(
         tmp_path, **{"evaluate.metrics": f"user_metrics:{metric}", "evaluate.by": "clients"}
     )
-    where = f"client 0 of domain {first} in round 1"
+    where = f"client 0 of {first} in round 1"
     with pytest.raises(MetricError, match=f"{metric} failed on {where}: .*{words}"):
         run(by_clients)
 
