@@ -314,6 +314,7 @@ def difference_of(
 #: Maximum number of replicates to consider.
 MAX_PAIRS = 10_000
 
+
 @cache
 def _chances() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return nodes and weights [400] of a Gauss-Legendre rule on probabilities from 0 to 1."""
