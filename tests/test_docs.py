@@ -55,7 +55,7 @@ CLIENTS = 4
 WORDS = {
     "docs/*.md": 44_000,
     "README.md": 900,
-    "CONTRIBUTING.md": 2990,
+    "CONTRIBUTING.md": 3000,
     "docs/cluster.md": 550,
     "docs/deployment.md": 3800,
     "docs/differential-privacy.md": 1000,
