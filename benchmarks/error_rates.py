@@ -246,6 +246,8 @@ def main() -> None:
 
 DOCUMENT = """# Error rates and power of the verdicts
 
+In short: at most 6 % of tables with one baseline have a false "better" or "worse".
+
     python benchmarks/error_rates.py --tables {tables} --seed {seed} --write {write}
 
 In percent. {machine}.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -53,6 +55,13 @@ def test_a_method_page_shows_formula_arguments_and_experiments(site_pages: dict[
     assert "`strategy.t = 0.1`\n:   *A finite number.* Tilt; negative values favor small" in text
     assert "](../../experiments/fedgcr-digit-five-cpu.md)" in text
     assert "experiments/precision.md" not in text
+
+
+@pytest.mark.parametrize("uri", ["experiments/tables/gsam.md", "experiments/gsam.md"])
+def test_the_search_leaves_out_long_tables(uri: str) -> None:
+    page: Any = SimpleNamespace(file=SimpleNamespace(src_uri=uri), meta={})
+    pages.on_page_content("", page)
+    assert bool(page.meta.get("search")) == ("/tables/" in uri)
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,46 @@ def test_no_verdict_is_written_by_hand(path: Path) -> None:
     assert not re.search(r"\*\*Verdict|▲|▼|beyond the noise|points|[+\N{MINUS SIGN}]\d", prose)
 
 
+def index() -> dict[str, str]:
+    """Return page -> answer, from the table of the experiments' index."""
+    text = (EXPERIMENTS / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .+? \| (.+?) \| \[(.+?)\]\(\2\) \| .+? \| .+? \|$", text, re.MULTILINE)
+    return {page: answer for answer, page in rows}
+
+
+def test_every_page_of_experiments_is_in_the_index_and_begins_with_its_answer() -> None:
+    pages = {path.name for path in EXPERIMENTS.glob("*.md")}
+    assert index().keys() == pages - {"README.md", "protocol.md", "results.md"}
+    for page, answer in index().items():
+        _, first, *_ = (EXPERIMENTS / page).read_text(encoding="utf-8").split("\n\n")
+        assert " ".join(first.split()).lower() == f"in short: {answer}".lower(), page
+
+
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        ("heart-disease-cpu", "heart-disease"),
+        ("fisher-readings-digits", "fisher-readings-digits"),
+        ("fisher-readings-office", "fisher-readings-office"),
+    ],
+)
+def test_the_verdicts_counted_in_the_index_are_those_of_the_runs(page: str, name: str) -> None:
+    words = ("fairer", "less fair", "equivalent", "undecided")
+    clauses = [
+        clause
+        for verdict in chapter_of(name).verdicts[""]
+        for clause in re.sub(r" \([^)]*\)", "", verdict.conclusion).split(", ")
+    ]
+    found = Counter(
+        word
+        for clause in clauses
+        for word in words
+        if re.match(rf"{word} \w+ (\w+ and )?Uniform$", clause)
+    )
+    counts = ", ".join(f"{found[word]} {word}" for word in words)
+    assert f"Against uniform weights: {counts}." in index()[f"{page}.md"]
+
+
 # --- files whose run folders are gone: their sentences follow from their own tables --------------
 
 
@@ -851,6 +891,7 @@ def test_what_is_said_of_other_tasks_follows_from_their_runs() -> None:
 
 def test_the_sentence_on_other_tasks_in_the_summary_matches(summary: str) -> None:
     assert f"{tasks.sentence()} ([tasks](../experiments/tasks.md))" in summary
+    assert index()["tasks.md"].lower() == f"{tasks.sentence()}.".lower()
 
 
 def test_no_summary_contains_an_absolute_path() -> None:

@@ -85,7 +85,7 @@ class DataConfig:
     groups: Annotated[
         str,
         "Sensitive attribute for group fairness: sex, health or age in the embedded tables, or "
-        "your own column. Empty means none.",
+        "a column. Empty means none.",
     ] = ""
     patient: Annotated[
         str,
@@ -98,7 +98,8 @@ class DataConfig:
     ] = ""
     features: Annotated[
         str,
-        "Comma-separated columns by which the target is predicted. Empty means all others.",
+        "Comma-separated columns by which the target is predicted. Empty means all others that "
+        "all domains have.",
     ] = ""
     drop: Annotated[str, "Comma-separated columns that are not used. Empty means none."] = ""
     domain_column: Annotated[
@@ -143,7 +144,7 @@ class DataConfig:
     image_size: Annotated[
         int,
         Range(0, 1024),
-        "Width and height of the images, in pixels. 0 means the data set's default.",
+        "Width and height of images in pixels. 0 means the data set's default.",
     ] = 0
     augment: Annotated[bool, "Whether to apply the data set's augmentation during training."] = True
     test_examples: Annotated[
@@ -169,7 +170,7 @@ class DataConfig:
     redraw: Annotated[
         str,
         "Draw the test examples of your own data with data.seed: rows (or whole patients), or "
-        "by a column. Empty means rows if nothing fixes them.",
+        "by a column. Empty means rows for several federations if nothing fixes them.",
     ] = ""
     validation_fraction: Annotated[
         Fraction,
@@ -482,9 +483,9 @@ class EvaluateConfig:
         PositiveCount, "Number of rounds between two tests. The last model is always tested."
     ] = 1
     batch_size: Annotated[PositiveCount, "Number of examples per forward pass in a test."] = 500
-    test: Annotated[
-        bool, "Whether to test on test examples. false: only on validation examples."
-    ] = True
+    test: Annotated[bool, "Whether to test on test examples, not only on validation examples."] = (
+        True
+    )
     auc: Annotated[
         bool, "Whether the server also computes the AUC, as always for medical data sets."
     ] = False
