@@ -307,7 +307,7 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         for domain, frame in frames.items():  # the held-out one, too
             check_has(self.source(domain), frame, {"as all domains of clients": used})
         targets = {domain: self._target_sums(frame) for domain, frame in trained.items()}
-        check_coding(targets)
+        check_coding({d: [*own.counts] for d, of in targets.items() for own in of.values()})
         for domain, frame in frames.items():
             logger.info("%s", self._summary(domain, frame, used))
         found = differences({d: {**own, **targets[d]} for d, own in sums.items()})
