@@ -13,7 +13,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.common import bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
-from hospital_tables import write_three
+from hospital_tables import SCHEMA, write_three
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -37,23 +37,6 @@ from fairflower.tables.sites import SiteTable
 
 # Sites mark their answers there, and the Flower runs of all tests have the same id.
 pytestmark = pytest.mark.usefixtures("own_home")
-
-SCHEMA = """
-[columns.age]
-kind = "number"
-low = 0
-high = 110
-[columns.bmi]
-kind = "number"
-low = 10
-high = 50
-[columns.sex]
-kind = "category"
-levels = ["F", "M"]
-[columns.smoking]
-kind = "category"
-levels = ["never", "former", "current"]
-"""
 
 MASKED: dict[str, Any] = {
     "secure-aggregation": True,
