@@ -195,7 +195,7 @@ def _identity() -> None:
 
     set_task_identity()
     if files := sys.modules.get("fairflower.data.files"):  # warnings are said once in a process
-        files._said.clear()
+        files.said.clear()
 
 
 @pytest.fixture

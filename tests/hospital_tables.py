@@ -22,6 +22,24 @@ def patients(n: int, seed: int, decimal: str = ".", missing: float = 0.1) -> lis
     return rows
 
 
+#: What the columns mean, with ranges and levels for masked sums.
+SCHEMA = """
+[columns.age]
+kind = "number"
+low = 0
+high = 110
+[columns.bmi]
+kind = "number"
+low = 10
+high = 50
+[columns.sex]
+kind = "category"
+levels = ["F", "M"]
+[columns.smoking]
+kind = "category"
+levels = ["never", "former", "current"]
+"""
+
 HEADER = ["patient", "age", "bmi", "sex", "smoking", "disease"]
 
 

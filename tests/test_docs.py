@@ -433,20 +433,24 @@ def test_the_documented_tables_of_hospitals_go_from_the_folder_to_a_prediction(
     """The page's commands, with fewer methods, federations and rounds."""
     monkeypatch.chdir(tmp_path)
     programs("hospitals.py")
-    page = (DOCS / "data.md").read_text().partition("## Your own tables")[2].partition("\n## ")[0]
-    commands = re.findall(r"^    fairflower ((?:.*\\\n)*.*)", page, re.MULTILINE)
-    shown, compared, proposed, predicted = (text.replace("\\\n", " ").split() for text in commands)
-    assert "bmi: missing" in call(*shown)
-    walk = (DOCS / "data.md").read_text().partition("## From three tables to three sites")[2]
-    said = call(*walk.partition("    fairflower ")[2].partition("\n")[0].split())
+    page = (DOCS / "data.md").read_text()
+    tables = page.partition("## Your own tables")[2].partition("\n## ")[0]
+    commands = re.findall(r"^    fairflower ((?:.*\\\n)*.*)", tables, re.MULTILINE)
+    first = [text.replace("\\\n", " ").split() for text in commands]
+    proposed, described, shown, compared, predicted = first
+    said = call(*described)
     assert "The column 'ward' is ignored, because north, west lack it." in said
     assert "fewer than 5 rows at north are at south" in said
     assert Path("statistics/index.html").is_file()
     quick = {"fedavg,qffl": "fedavg", "alone,pooled": "alone", "0-4": "0", "10": "1", "2": "1"}
     call(*(quick.get(word, word) for word in compared), "-s", "engine=inline")
-    Path(proposed[-1]).write_text(call(*proposed[:-2]))
-    assert 'kind = "target"' in Path(proposed[-1]).read_text()
-    assert "bmi: missing" in call(*shown)  # with the schema
+    (text,) = re.findall(r"```toml schema.toml\n(.*?)```", tables, re.DOTALL)
+    kinds = {name: own["kind"] for name, own in tomllib.loads(text)["columns"].items()}
+    made = tomllib.loads(call(*proposed[:-2]))["columns"]
+    assert {name: own["kind"] for name, own in made.items()} == kinds | {"ward": "ignored"}
+    Path(proposed[-1]).write_text(text)
+    assert "bmi: missing" in call(*shown)
+    assert "training patients" in call(*described)
     Path("new.csv").write_text("sex,age,smoking,bmi\nM,71,never,\n")
     call(*predicted)
     (row,) = csv.DictReader(Path("predicted.csv").read_text().splitlines())

@@ -36,9 +36,9 @@ logger = logging.getLogger(__name__)
 #: What was said of data, each with its level in a log.
 Remarks = list[tuple[str, str]]
 
-#: Warnings that this process has said; and the open blocks of `noted`, with the level of the log
-#: outside of them.
-_said: set[str] = set()
+#: Warnings that this process has said.
+said: set[str] = set()
+#: Open blocks of `noted`, with the level of the log outside of them.
 _open: list[tuple[int, Remarks]] = []
 
 NPZ_FORMAT = (
@@ -58,8 +58,11 @@ def _note(record: logging.LogRecord) -> bool:
     text = record.getMessage()
     for _, remarks in _open:
         remarks.append((record.levelname, text))
-    known = record.levelno == logging.WARNING and text in _said
-    _said.add(text)
+    if record.levelno == logging.WARNING:
+        known = text in said
+        said.add(text)
+    else:
+        known = False
     return not known and (not _open or record.levelno >= _open[0][0])
 
 

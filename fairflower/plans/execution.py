@@ -271,6 +271,7 @@ def execute(
         check_tracker(track)
     with spinner("Loading Flower and PyTorch", console):
         from fairflower.data import prepare
+        from fairflower.data.files import said
         from fairflower.engines.launch import quiet_flower, stop_on_interrupt
         from fairflower.plans.devices import parallel_line
         from fairflower.plans.parallel import execute_parallel
@@ -281,6 +282,7 @@ def execute(
         # Before the data are prepared: an error if Ray is required but not installed.
         first = replace(first, engine=chosen_engine(first))
     _check_before_data(plan)
+    said.clear()  # warnings are said once in a command, but again in the next of a notebook
     with spinner(f"Preparing {first.data.name}", console):
         federation = prepare(first.data)
     check_client_settings(first, federation)

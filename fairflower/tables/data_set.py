@@ -307,7 +307,7 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         for domain, frame in frames.items():  # the held-out one, too
             check_has(self.source(domain), frame, {"as all domains of clients": used})
         targets = {domain: self._target_sums(frame) for domain, frame in trained.items()}
-        check_coding(targets)
+        check_coding({d: [*own.counts] for d, of in targets.items() for own in of.values()})
         for domain, frame in frames.items():
             logger.info("%s", self._summary(domain, frame, used))
         found = differences({d: {**own, **targets[d]} for d, own in sums.items()})
@@ -346,9 +346,9 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         test, names, patient = self._open(domain).test, self.target_names, self.config.patient
         other = {*used, *names, *(name for of in self._named.values() for name in of)}
         y, guess = self._predicted(frame[test]), ""
-        if task_of(self.task).classes:
+        if test.any() and task_of(self.task).classes:
             guess = f", {y.value_counts(normalize=True).max():.1%} of one class"
-        elif len(names) == 1:
+        elif test.any() and len(names) == 1:
             guess = f", {names[0]} {np.nanmean(y):.4g} ± {np.nanstd(y):.3g}"
         about = [frame.attrs["read"], f"{test.sum()} of {len(frame)} rows are for tests{guess}"]
         about += [counted(frame[patient].nunique(), "patient")] if patient else []

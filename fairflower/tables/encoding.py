@@ -285,15 +285,14 @@ def differences(places: Mapping[str, Sums]) -> list[str]:
     return said
 
 
-def check_coding(targets: Mapping[str, Sums]) -> None:
-    """Raise ``DataError`` if two places name the classes of the target by other words."""
-    held = {p: (name, [*own.counts]) for p, sums in targets.items() for name, own in sums.items()}
-    for (a, (name, first)), (b, (_, second)) in combinations(held.items(), 2):
+def check_coding(classes: Mapping[str, Sequence[str]]) -> None:
+    """Raise ``DataError`` if two places have other names for the two classes of the target."""
+    for (a, first), (b, second) in combinations(classes.items(), 2):
         if len(first) == len(second) == 2 and not {*first} & {*second}:
             raise DataError(
-                f"The target {name!r} has the classes {_list(first)} at {a}, and {_list(second)} "
-                f"at {b}. Use the same words at all, or declare one coding as levels and the other "
-                f"as codes in the schema of all: levels = {first}, codes = {second}, in this order."
+                f"The target has the classes {_list(first)} at {a}, and {_list(second)} at {b}. "
+                "Use the same words at all, or declare one coding as levels and the other as codes "
+                f"in the schema of all: levels = {[*first]}, codes = {[*second]}, in this order."
             )
 
 

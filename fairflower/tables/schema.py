@@ -158,14 +158,14 @@ def _days(where: object, cells: pd.Series, column: Column) -> tuple[npt.NDArray[
     fits = {f: d for f, d in dates.items() if d[cells != ""].notna().all()}
     if column.format in fits:
         fits = {column.format: fits[column.format]}
-    first, *others = fits.values() or dates.values() or [None]
-    if fits and others and not first.equals(others[0]):
+    written = next(iter(fits or dates), "")
+    if not written:
+        return np.full(len(cells), np.nan), ""
+    if any(not other.equals(dates[written]) for other in fits.values()):
         text = "days and months may be exchanged. Set format in the schema, as %d/%m/%Y."
         raise refused(f"{where}: {column.name}: {text}", f"a column: {text}")
-    if first is None:
-        return np.full(len(cells), np.nan), column.format
-    days = (first - pd.Timestamp(column.since)) / pd.Timedelta(days=1)
-    return np.asarray(days, np.float64), next(iter(fits or dates))
+    days = (dates[written] - pd.Timestamp(column.since)) / pd.Timedelta(days=1)
+    return np.asarray(days, np.float64), written
 
 
 def _formats(known: pd.Series) -> list[str]:

@@ -142,7 +142,7 @@ def merge_sites(sites: Sequence[Federation], masked: MaskedSums | None = None) -
         return whole
     whole = replace(whole, auc=whole.learns.classes and whole.num_classes == 2)
     tables = tables_of(sites)
-    check_coding({place: table.targets for place, table in tables.items()})
+    check_coding(dict(zip(tables, (site.classes for site in sites), strict=True)))
     for text in said_of(tables):
         logger.warning(text)
     encodings = {table.declared for table in tables.values()}
@@ -158,8 +158,8 @@ def merge_sites(sites: Sequence[Federation], masked: MaskedSums | None = None) -
         )
     (text,), task = encodings, whole.task
     given = Encoding.from_json(text) if text else None
-    sums = {place: table.sums for place, table in tables.items()}
-    targets = {place: table.targets for place, table in tables.items()}
+    sums: Mapping[str, Sums] = {place: table.sums for place, table in tables.items()}
+    targets: Mapping[str, Sums] = {place: table.targets for place, table in tables.items()}
     if given and given.learnt and masked:
         columns = check_declared(given.columns)
         if not any(column.kind == "target" for column in columns):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from apps import app_with_handlers
 from command import call
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from hospital_tables import SCHEMA, write_three
 from resuming import config, outcome, resume, session
 from rich.console import Console
 from safetensors.numpy import load_file
@@ -237,9 +239,16 @@ def test_a_deployment_with_masks_equals_simulated_runs(tmp_path: Path) -> None:
         "sites": len(nodes),
         "train.local-epochs": 1,
     }
+    # In the same folders, tables whose sums are masked.
+    three = write_three(tmp_path / "three")
+    for folder, table in zip(folders.values(), sorted(three.iterdir()), strict=True):
+        shutil.copy(table, folder)
+        (folder / "schema.toml").write_text(SCHEMA)
+    tables = {"data.name": "table", "data.target": "disease", "model.name": "mlp"}
     messages: list[str] = []
     with LocalDeployment(tmp_path / "trial", nodes, messages.append) as trial:
         deployed = trial.run(RunConfig.from_flat(settings))
+        of_tables = trial.run(RunConfig.from_flat(settings | tables))
     facts = json.loads((deployed / "run.json").read_text())
     assert facts["status"] == "completed"
     assert facts["secure_aggregation"]["clients"] == 3
@@ -248,14 +257,24 @@ def test_a_deployment_with_masks_equals_simulated_runs(tmp_path: Path) -> None:
     assert line["client_ids"] == [*range(len(nodes))]
 
     # The same bits as in this process, and the model of a plain run.
-    model = load_file(deployed / "model.safetensors")
-    for masked in (True, False):
+    def in_this_process(masked: bool, settings: dict[str, Any]) -> Path:
         grid = InlineGrid(client_app, len(nodes))
         for context, node in zip(grid.contexts.values(), nodes, strict=True):
             own = {key: node[key] for key in ("domain", "data-dir")}
             context.node_config = {**own, "secure-aggregation": masked}
-        flat = {**settings, "secure-aggregation": masked, "output-dir": str(tmp_path / str(masked))}
-        folder = Session(grid, RunConfig.from_flat(flat), Console(quiet=True)).run()
-        for name, array in load_file(folder / "model.safetensors").items():
+        flat = {**settings, "secure-aggregation": masked, "output-dir": str(tmp_path / "here")}
+        return Session(grid, RunConfig.from_flat(flat), Console(quiet=True)).run()
+
+    model = load_file(deployed / "model.safetensors")
+    for masked in (True, False):
+        for name, array in load_file(
+            in_this_process(masked, settings) / "model.safetensors"
+        ).items():
             assert not masked or array.tobytes() == model[name].tobytes()
             np.testing.assert_allclose(array, model[name], atol=1e-5)
+    again = in_this_process(True, settings | tables)
+    assert (again / "model.safetensors").read_bytes() == (
+        of_tables / "model.safetensors"
+    ).read_bytes()
+    encodings = [read_facts(f)["sites"]["federation"]["encoding"] for f in (of_tables, again)]
+    assert encodings[0] == encodings[1]

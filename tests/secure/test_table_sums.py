@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.common import bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
-from hospital_tables import write_three
+from hospital_tables import SCHEMA, write_three
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -23,6 +24,7 @@ from table_sites import SETTINGS, run, separate
 from fairflower.client_app import app
 from fairflower.config import RunConfig
 from fairflower.deploy.credentials import make_key_pair
+from fairflower.deploy.policy import Policy
 from fairflower.engines.inline import FIRST_NODE, InlineGrid
 from fairflower.errors import ConfigError, DataError
 from fairflower.secure.sums import totals_of, vector_of
@@ -37,23 +39,6 @@ from fairflower.tables.sites import SiteTable
 
 # Sites mark their answers there, and the Flower runs of all tests have the same id.
 pytestmark = pytest.mark.usefixtures("own_home")
-
-SCHEMA = """
-[columns.age]
-kind = "number"
-low = 0
-high = 110
-[columns.bmi]
-kind = "number"
-low = 10
-high = 50
-[columns.sex]
-kind = "category"
-levels = ["F", "M"]
-[columns.smoking]
-kind = "category"
-levels = ["never", "former", "current"]
-"""
 
 MASKED: dict[str, Any] = {
     "secure-aggregation": True,
@@ -222,6 +207,34 @@ def test_sums_over_fewer_sites_are_refused(
     nodes = hospitals(tmp_path)[:sites]
     with pytest.raises(ConfigError, match=text):
         run(at(nodes, handler), tmp_path / "runs", **MASKED)
+
+
+def test_policies_and_sites_that_only_test_hold_for_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = hospitals(tmp_path)
+    (tests := tmp_path / "tests").mkdir()
+    shutil.copytree(nodes[0]["data-dir"], tests / "east")
+    nodes.append(nodes[0] | {"domain": "east", "data-dir": str(tests / "east"), "tests-only": True})
+    names: dict[str, Any] = {"strategies": ["fedavg"], "clients": ["sgd"], "data": ["table"]}
+    asked: list[int] = []
+
+    def allowed(policy: Policy) -> Handler:
+        def handler(message: Message, context: Context) -> Message:
+            policy.check(message)
+            if asks_for_sums(message):
+                asked.append(context.node_id)
+            return app(message, context)
+
+        return handler
+
+    changes = MASKED | {"num-server-rounds": 0, "min-clients": 3}
+    run(at(nodes, allowed(Policy(models=["mlp"], smallest_others=2, **names))), tests, **changes)
+    assert asked == [FIRST_NODE + k for k in range(3)]
+    monkeypatch.setenv("FAIRFLOWER_HOME", str(tests))  # as another Flower run
+    policy = Policy(models=["mlp"], smallest_others=3, **names)
+    with pytest.raises(ConfigError, match=r"smallest-others = 3\): 3 sites in the sum"):
+        run(at(nodes, allowed(policy)), tests, **changes | {"min-clients": 4})
 
 
 @pytest.mark.parametrize("kind", ["train", "train.measure"])

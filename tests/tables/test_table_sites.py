@@ -132,7 +132,7 @@ def test_the_server_warns_of_columns_that_differ(
 def test_a_target_coded_otherwise_at_a_site_is_refused(tmp_path: Path) -> None:
     columns = {"size": numbers(40)}
     other = site_of(tmp_path / "south", {**columns, "y": ["0", "1"] * 20})
-    with pytest.raises(DataError, match="'y' has the classes no, yes at north, and 0, 1 at south"):
+    with pytest.raises(DataError, match="the classes no, yes at north, and 0, 1 at south"):
         merge_sites([site_of(tmp_path / "north", columns), other])
 
 
