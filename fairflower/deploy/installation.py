@@ -80,11 +80,12 @@ def _pip(*arguments: str) -> None:
     raise ConfigError(f"pip {arguments[0]} failed: {reason}")
 
 
-def service(command: Sequence[str], user: str, memory: str) -> str:
+def service(command: Sequence[str], user: str, memory: str, writable: Sequence[Path] = ()) -> str:
     """Return a systemd unit that runs a command of fairflower's or Flower's.
 
     Files in the command that exist get their absolute paths. ``memory`` is a size or a share, as
-    systemd reads it. Raises ``ConfigError`` if the command or the memory is invalid.
+    systemd reads it, and ``writable`` are folders to which the command writes, beside its own.
+    Raises ``ConfigError`` if the command or the memory is invalid.
     """
     program, *arguments = command
     path = program if "/" in program else script(program)
@@ -96,9 +97,13 @@ def service(command: Sequence[str], user: str, memory: str) -> str:
     if not re.fullmatch(r"\d+[KMGT]?|\d+%", memory):
         raise ConfigError(f"--memory {memory}: expected a size such as 8G, or a share such as 80%.")
     there = [str(Path(a).absolute()) if Path(a).is_file() else a for a in arguments]
-    line, about = (
-        shlex.join(words).replace("%", "%%").replace("$", "$$")
-        for words in ([str(Path(path).absolute()), *there], command)
+    line, about, folders = (
+        shlex.join(map(str, words)).replace("%", "%%").replace("$", "$$")
+        for words in (
+            [Path(path).absolute(), *there],
+            command,
+            [folder.absolute() for folder in writable],
+        )
     )
     template = Path(__file__).with_name("unit.service").read_text(encoding="utf-8")
     return template.format(
@@ -107,4 +112,5 @@ def service(command: Sequence[str], user: str, memory: str) -> str:
         scripts=Path(path).absolute().parent,
         user=user,
         memory=memory,
+        writable=folders,
     )
