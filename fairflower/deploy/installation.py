@@ -28,11 +28,10 @@ def make_wheelhouse(
     """Download the wheels of fairflower and of all that it needs; return their paths.
 
     ``folder`` gets the wheels and `REQUIREMENTS`. ``source`` is a clone of fairflower or its wheel,
-    and ``extras`` are comma-separated. ``platform`` is a tag such as ``manylinux_2_28_x86_64``, and
-    ``python`` a version such as ``3.12``; by default both are this Python's. pip reads conditions
-    in the packages' metadata for the machine that downloads, so ``platform`` has to be of the same
-    operating system. Raises ``ConfigError`` if it is not, the folder is not empty, or pip is
-    missing or fails, for example because a package has no wheel for the platform.
+    and ``extras`` are comma-separated. ``platform`` is a tag such as ``manylinux_2_28_x86_64``, of
+    this operating system, and ``python`` a version; by default both are this Python's. Raises
+    ``ConfigError`` if the platform is another system's, the folder is not empty, or pip is missing
+    or fails, for example because a package has no wheel for the platform.
     """
     system = _SYSTEMS.get(platform.partition("_")[0], "linux")
     if platform and system != sys.platform:
@@ -97,13 +96,10 @@ def service(command: Sequence[str], user: str, memory: str, writable: Sequence[P
     if not re.fullmatch(r"\d+[KMGT]?|\d+%", memory):
         raise ConfigError(f"--memory {memory}: expected a size such as 8G, or a share such as 80%.")
     there = [str(Path(a).absolute()) if Path(a).is_file() else a for a in arguments]
-    line, about, folders = (
+    run, folders = [Path(path).absolute(), *there], [folder.absolute() for folder in writable]
+    line, about, writes = (
         shlex.join(map(str, words)).replace("%", "%%").replace("$", "$$")
-        for words in (
-            [Path(path).absolute(), *there],
-            command,
-            [folder.absolute() for folder in writable],
-        )
+        for words in (run, command, folders)
     )
     template = Path(__file__).with_name("unit.service").read_text(encoding="utf-8")
     return template.format(
@@ -112,5 +108,5 @@ def service(command: Sequence[str], user: str, memory: str, writable: Sequence[P
         scripts=Path(path).absolute().parent,
         user=user,
         memory=memory,
-        writable=folders,
+        writable=writes,
     )
