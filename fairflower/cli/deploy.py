@@ -178,6 +178,9 @@ def unit(
     ],
     user: Annotated[str, typer.Option(help="User who runs the command.")] = "fairflower",
     memory: Annotated[str, typer.Option(help="Most memory: a size or a share.")] = "80%",
+    writable: Annotated[
+        list[Path] | None, typer.Option(help="Folder to which it writes. Repeat the option.")
+    ] = None,
 ) -> None:
     """Print a systemd unit that keeps a site or a SuperLink running, as a user of its own.
 
@@ -185,7 +188,7 @@ def unit(
     """
     from fairflower.deploy.installation import service
 
-    say(service(command, user, memory))
+    say(service(command, user, memory, writable or ()))
 
 
 def _end_children_on_signals() -> None:

@@ -28,11 +28,10 @@ def make_wheelhouse(
     """Download the wheels of fairflower and of all that it needs; return their paths.
 
     ``folder`` gets the wheels and `REQUIREMENTS`. ``source`` is a clone of fairflower or its wheel,
-    and ``extras`` are comma-separated. ``platform`` is a tag such as ``manylinux_2_28_x86_64``, and
-    ``python`` a version such as ``3.12``; by default both are this Python's. pip reads conditions
-    in the packages' metadata for the machine that downloads, so ``platform`` has to be of the same
-    operating system. Raises ``ConfigError`` if it is not, the folder is not empty, or pip is
-    missing or fails, for example because a package has no wheel for the platform.
+    and ``extras`` are comma-separated. ``platform`` is a tag such as ``manylinux_2_28_x86_64``, of
+    this operating system, and ``python`` a version; by default both are this Python's. Raises
+    ``ConfigError`` if the platform is another system's, the folder is not empty, or pip is missing
+    or fails, for example because a package has no wheel for the platform.
     """
     system = _SYSTEMS.get(platform.partition("_")[0], "linux")
     if platform and system != sys.platform:
@@ -80,11 +79,12 @@ def _pip(*arguments: str) -> None:
     raise ConfigError(f"pip {arguments[0]} failed: {reason}")
 
 
-def service(command: Sequence[str], user: str, memory: str) -> str:
+def service(command: Sequence[str], user: str, memory: str, writable: Sequence[Path] = ()) -> str:
     """Return a systemd unit that runs a command of fairflower's or Flower's.
 
     Files in the command that exist get their absolute paths. ``memory`` is a size or a share, as
-    systemd reads it. Raises ``ConfigError`` if the command or the memory is invalid.
+    systemd reads it, and ``writable`` are folders to which the command writes, beside its own.
+    Raises ``ConfigError`` if the command or the memory is invalid.
     """
     program, *arguments = command
     path = program if "/" in program else script(program)
@@ -96,9 +96,10 @@ def service(command: Sequence[str], user: str, memory: str) -> str:
     if not re.fullmatch(r"\d+[KMGT]?|\d+%", memory):
         raise ConfigError(f"--memory {memory}: expected a size such as 8G, or a share such as 80%.")
     there = [str(Path(a).absolute()) if Path(a).is_file() else a for a in arguments]
-    line, about = (
-        shlex.join(words).replace("%", "%%").replace("$", "$$")
-        for words in ([str(Path(path).absolute()), *there], command)
+    run, folders = [Path(path).absolute(), *there], [folder.absolute() for folder in writable]
+    line, about, writes = (
+        shlex.join(map(str, words)).replace("%", "%%").replace("$", "$$")
+        for words in (run, command, folders)
     )
     template = Path(__file__).with_name("unit.service").read_text(encoding="utf-8")
     return template.format(
@@ -107,4 +108,5 @@ def service(command: Sequence[str], user: str, memory: str) -> str:
         scripts=Path(path).absolute().parent,
         user=user,
         memory=memory,
+        writable=writes,
     )

@@ -132,8 +132,11 @@ def test_the_unit_runs_a_command_as_a_user_of_its_own(tmp_path: Path) -> None:
     assert f"/fairflower deploy site '{str(file).replace('%', '%%')}'" in site
     assert {"User=fairflower", "MemoryMax=8G", "Restart=always"} <= {*site.splitlines()}
     options = ("--host", "0.0.0.0", "--database", "superlink.db")
-    link = call("deploy", "unit", "--user", "fl", "--", "flower-superlink", *options)
+    link = call(
+        "deploy", "unit", "--user", "fl", "--writable", tmp_path, "--", "flower-superlink", *options
+    )
     assert "/flower-superlink --host 0.0.0.0 --database superlink.db" in link
+    assert f"ReadWritePaths={tmp_path}" in link
     for text, words in (("site", "'site': no such command"), ("flwr", "--memory 9 GB: expected")):
         memory = "8G" if text == "site" else "9 GB"
         assert words in call("deploy", "unit", "--memory", memory, text, expect=2)
