@@ -56,7 +56,7 @@ def guarded(
     node = context.node_config
     try:
         check_node_config(node)
-        if node.get("tests-only") and message.metadata.message_type == MessageType.TRAIN:
+        if node.get("tests-only") and message.metadata.message_type.startswith(MessageType.TRAIN):
             raise ConfigError("this site only tests: its node config has tests-only = true.")
         reply: Message = call_next(message, context)
         reasons = reply.has_content() and reply.content.config_records.get(FAILED_METRICS)
@@ -135,7 +135,7 @@ def query(message: Message, context: Context) -> Message:
     if config and "domain" in node:
         run = _settings(config)
         answer["site"] = _described_site(message, context, run).to_json()
-        if run.statistics and "row-digests" in node and not run.privacy.on:
+        if run.statistics and "row-digests" in node:
             from fairflower.tables.digests import row_digests
 
             place = _data_config(context, run), str(node["domain"])
@@ -183,6 +183,8 @@ def _place(
 
 def _described_site(message: Message, context: Context, run: RunConfig) -> Federation:
     """Return a site's description of its data, without what it may not send of a table."""
+    if run.privacy.on:
+        raise ConfigError("privacy.noise-multiplier: a site's description would have no noise.")
     config, node = _data_config(context, run), context.node_config
     site = open_site(config, str(node["domain"]))
     if not site.encoding:
@@ -190,11 +192,10 @@ def _described_site(message: Message, context: Context, run: RunConfig) -> Feder
     from fairflower.tables.sites import SiteTable
 
     table = SiteTable.from_json(site.encoding).to_send(config.smallest_group)
-    if table.sums and (run.privacy.on or must_mask(message, context)):
-        asked = "privacy.clip" if run.privacy.on else "secure-aggregation = true"
+    if table.sums and must_mask(message, context):
         raise ConfigError(
-            f"{asked}: the server would see each site's sums of its table, without noise and not "
-            "masked. Declare ranges and levels in the schema, with sums = false."
+            "secure-aggregation = true: the server would see each site's sums of its table, which "
+            "are not masked. Declare ranges and levels in the schema, with sums = false."
         )
     return dataclasses.replace(site, encoding=table.to_json())
 

@@ -17,6 +17,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from lying_server import LyingServer, Refusal, Signed
 from secure_federation import SecureFederation, raise_at
 
+from fairflower.arrays import record_of
 from fairflower.deploy.credentials import make_key_pair
 from fairflower.engines.inline import FIRST_NODE
 from fairflower.errors import ConfigError
@@ -167,7 +168,7 @@ def test_a_server_with_another_story_for_each_site_reads_updates_only_without_si
     np.testing.assert_allclose(server.stolen(*victims), server.update(*victims), atol=1e-6)
     signing = LyingServer(stories, gone)
     signing.sign_with(folder, named(len(stories)))
-    with pytest.raises(Refusal, match="'north' (keeps the masks: [12] sites have|signs no)"):
+    with pytest.raises(Refusal, match=r"'north' (keeps the masks: [12] sites have|signs no)"):
         signing.run()
 
 
@@ -210,6 +211,20 @@ def test_no_site_unmasks_a_sum_with_one_that_was_told_other_settings(folder: Pat
     for k, (of_list, of_shares) in signed.refusals.items():
         assert f"{NAMES[k]!r} signs no list with site {NAMES[0 if k else 1]!r}" in of_list
         assert "keeps the masks: 0 sites have signed" in of_shares
+
+
+@pytest.mark.parametrize("told", ["measure", "federation", "array"])
+def test_what_a_site_is_told_beside_its_settings_and_model_is_signed_too(
+    told: str, folder: Path
+) -> None:
+    server = LyingServer(FIVE)
+    if told == "array":
+        server.beside = {0: {"control": record_of({"w": np.ones(2)})}}
+    else:
+        server.told = {0: {told: ""}}
+    server.sign_with(folder, named(5))
+    with pytest.raises(Refusal, match="'north' signs no list with site 'south'"):
+        server.run()
 
 
 @pytest.mark.parametrize("forge", [lambda _: b"", lambda signed: signed[3]])
