@@ -6,7 +6,7 @@ import errno
 import io
 import json
 import os
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +23,9 @@ from fairflower.client_app import app
 from fairflower.config import RunConfig, TrainConfig
 from fairflower.config.site import SiteConfig
 from fairflower.deploy.audit import AuditLog, entry
-from fairflower.deploy.credentials import make_key_pair
+from fairflower.deploy.credentials import make_certificates, make_key_pair
 from fairflower.deploy.policy import Policy
+from fairflower.deploy.site import Site
 from fairflower.engines.inline import answer
 from fairflower.errors import ConfigError
 from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage
@@ -96,6 +97,42 @@ def test_a_message_with_many_keys_and_a_long_error_fill_no_audit_log() -> None:
     assert len(json.dumps(line)) < 50_000
     assert line["left-out"] == 900
     assert "left-out" not in entry(message(beside={"split": "train"}), "", refused=True)
+
+
+class FullDisk(io.FileIO):
+    """A file on a disk with a number of free bytes."""
+
+    free = 10**6
+
+    def write(self, data: Any) -> int:
+        if not FullDisk.free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = super().write(data[: FullDisk.free])
+        FullDisk.free -= written
+        return written
+
+
+def test_a_line_for_which_the_disk_was_full_is_not_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was sent then, so the line would be wrong."""
+    path = tmp_path / "audit.jsonl"
+
+    def opened(*_: Any) -> Any:
+        return io.TextIOWrapper(io.BufferedWriter(FullDisk(path, "a")), encoding="utf-8")
+
+    monkeypatch.setattr("logging.FileHandler._open", opened)
+    log = AuditLog(path)
+    log.write(message(), "first", refused=True)
+    for _ in range(2):
+        monkeypatch.setattr(FullDisk, "free", 20)
+        with pytest.raises(OSError, match="No space left"):
+            log.write(message(), "lost", refused=True)
+    monkeypatch.setattr(FullDisk, "free", 10**6)
+    log.write(message(), "last", refused=True)
+    log.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["reason"] for line in lines] == ["first", "last"]
 
 
 # --- a site's file ---------------------------------------------------------------------------
@@ -174,43 +211,7 @@ def test_a_site_that_keeps_its_own_model_sends_no_trained_one_in_this_run() -> N
         train_round(trainer, context, config | {"server-round": 2})
 
 
-class FullDisk(io.FileIO):
-    """A file on a disk with a number of free bytes."""
-
-    free = 10**6
-
-    def write(self, data: Any) -> int:
-        if not FullDisk.free:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written = super().write(data[: FullDisk.free])
-        FullDisk.free -= written
-        return written
-
-
-def test_a_line_for_which_the_disk_was_full_is_not_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing was sent then, so the line would be wrong."""
-    path = tmp_path / "audit.jsonl"
-
-    def opened(*_: Any) -> Any:
-        return io.TextIOWrapper(io.BufferedWriter(FullDisk(path, "a")), encoding="utf-8")
-
-    monkeypatch.setattr("logging.FileHandler._open", opened)
-    log = AuditLog(path)
-    log.write(message(), "first", refused=True)
-    for _ in range(2):
-        monkeypatch.setattr(FullDisk, "free", 20)
-        with pytest.raises(OSError, match="No space left"):
-            log.write(message(), "lost", refused=True)
-    monkeypatch.setattr(FullDisk, "free", 10**6)
-    log.write(message(), "last", refused=True)
-    log.close()
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["reason"] for line in lines] == ["first", "last"]
-
-
-# --- clocks ----------------------------------------------------------------------------------
+# --- certificates and clocks -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -235,3 +236,27 @@ def test_a_superlink_takes_no_message_of_a_site_whose_clock_differs(
     else:
         with pytest.raises(server.HTTPException, match="Invalid SuperNode authentication"):
             server.authenticate_node(request)
+
+
+@pytest.mark.parametrize("days", [-2, 0, 340, 366])
+def test_a_site_says_when_its_certificate_has_ended_or_soon_will(
+    days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = make_certificates(tmp_path / "certificates", ["localhost"]).authority
+    today = datetime.now(UTC)
+    there = SimpleNamespace(now=lambda _: today + timedelta(days=days))
+    monkeypatch.setattr("fairflower.deploy.credentials.datetime", there)
+    config = SiteConfig("a:1", str(authority), audit_log=str(tmp_path / "audit.jsonl"))
+    dates = f"from {today - timedelta(1):%Y-%m-%d} to {today + timedelta(365):%Y-%m-%d}"
+    if days in (-2, 366):
+        with pytest.raises(ConfigError, match=f"{dates}, but the clock says .*Set the clock, or"):
+            Site(config)
+    else:
+        Site(config)
+    assert ("Then this site cannot reach the server" in caplog.text) == (days == 340)
+
+
+def test_a_file_without_a_certificate_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ca.crt").write_text("none")
+    with pytest.raises(ConfigError, match=r"ca\.crt: no certificate in PEM format"):
+        Site(SiteConfig("a:1", str(tmp_path / "ca.crt"), audit_log=str(tmp_path / "log")))

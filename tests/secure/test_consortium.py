@@ -198,7 +198,7 @@ def test_three_of_five_signatures_are_enough(folder: Path) -> None:
     np.testing.assert_allclose(server.stolen(0, 1, 2, 3), server.update(0, 1, 2, 3), atol=1e-6)
 
 
-def test_no_site_unmasks_a_sum_with_one_that_was_told_other_settings(folder: Path) -> None:
+def test_a_site_with_other_settings_than_the_others_is_in_no_sum(folder: Path) -> None:
     """Without signatures the sum would be mostly this site's update; see `test_attacks.py`."""
     unsigned, signed = LyingServer(FIVE), LyingServer(FIVE)
     for server in (unsigned, signed):
