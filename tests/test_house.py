@@ -21,7 +21,7 @@ BUDGETS = {
     "clients": 1970,
     "config": 2230,
     "data": 6440,
-    "deploy": 1615,
+    "deploy": 1640,
     "engines": 1560,
     "exchanges": 740,
     "models": 1930,

@@ -77,6 +77,16 @@ def test_the_last_step_names_at_most_the_sites_that_share_secrets(
             held.check(step)
 
 
+@pytest.mark.parametrize("part", ["strategy", "client", "model", "data"])
+def test_a_part_without_a_name_is_not_allowed(part: str, tmp_path: Path) -> None:
+    names = {"strategy": "fedavg", "client": "sgd", "model": "mlp", "data": "npz"}
+    held = Policy(*([name] for name in names.values()))
+    names = {f"{part}.name": name for part, name in names.items()}
+    held.check(message(**names))
+    with pytest.raises(ConfigError, match=rf"{part}\.name = ''"):
+        held.check(message(**names | {f"{part}.name": ""}))
+
+
 def test_nothing_that_only_a_server_reads_is_imported_at_a_site(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

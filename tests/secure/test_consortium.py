@@ -271,7 +271,9 @@ def test_sites_with_a_consortium_go_on_without_one_that_does_not_sign(folder: Pa
     assert "its node config has no consortium" in federation.strategy.dropped[4]
 
 
-@pytest.mark.parametrize("stage", ["collect_masked_vectors", "sign_list", "unmask"])
+@pytest.mark.parametrize(
+    "stage", ["setup", "share_keys", "collect_masked_vectors", "sign_list", "unmask"]
+)
 def test_sites_with_a_consortium_go_on_without_one_that_fails(stage: str, folder: Path) -> None:
     federation, plain = signing(folder, *range(5)), SecureFederation(Uniform())
     federation.disturb = raise_at(stage, 4)
