@@ -61,7 +61,7 @@ def guarded(
     node = context.node_config
     try:
         check_node_config(node)
-        if node.get("tests-only") and message.metadata.message_type == MessageType.TRAIN:
+        if node.get("tests-only") and message.metadata.message_type.startswith(MessageType.TRAIN):
             raise ConfigError("this site only tests: its node config has tests-only = true.")
         reply: Message = call_next(message, context)
         reasons = reply.has_content() and reply.content.config_records.get(FAILED_METRICS)
@@ -162,7 +162,7 @@ def query(message: Message, context: Context) -> Message:
     if config and "domain" in node:
         run = _settings(config)
         answer["site"] = _described_site(message, context, run).to_json()
-        if run.statistics and "row-digests" in node and not run.privacy.on:
+        if run.statistics and "row-digests" in node:
             from fairflower.tables.digests import row_digests
 
             place = _data_config(context, run), str(node["domain"])
@@ -208,6 +208,8 @@ def _place(
 
 def _described_site(message: Message, context: Context, run: RunConfig) -> Federation:
     """Return a site's description of its data, without what it may not send of a table."""
+    if run.privacy.on:
+        raise ConfigError("privacy.noise-multiplier: a site's description would have no noise.")
     config, node = _data_config(context, run), context.node_config
     site = open_site(config, str(node["domain"]))
     if not site.encoding:

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from contextlib import suppress
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -31,6 +32,12 @@ class _Handler(RotatingFileHandler):
         return stream
 
     def handleError(self, _: logging.LogRecord) -> None:  # noqa: N802
+        if self.stream:  # else its buffer would be written before a later line
+            with suppress(OSError):
+                self.stream.close()
+            self.stream = None  # type: ignore[assignment]
+            with suppress(OSError), open(self.baseFilename, "rb+") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)  # a part of the line
         raise  # logging calls this function where it handles the exception
 
 
@@ -69,6 +76,7 @@ def entry(message: Message, reply: Message | str, refused: bool) -> dict[str, An
     }
     settings = {key: value for key, value in changed.items() if is_setting(key)}
     beside = {k: v for k, v in changed.items() if k not in {*settings, "server-round", "measure"}}
+    hidden = max(0, len(settings) - _MOST) + max(0, len(beside) - _MOST)
     failed = isinstance(reply, str)
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -81,10 +89,10 @@ def entry(message: Message, reply: Message | str, refused: bool) -> dict[str, An
         "outcome": "refused" if refused else "failed" if failed else "answered",
         "reason": reply[:2000] if isinstance(reply, str) else "",
         "sent": {} if isinstance(reply, str) else _sent(reply),
-    }
+    } | ({"left-out": hidden} if hidden else {})
 
 
-#: Most settings of a message in the log: a server may send any number of keys.
+#: Most settings in a line: a server may send any number of keys. ``left-out`` counts the others.
 _MOST = 100
 
 

@@ -19,9 +19,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fairflower.errors import ConfigError
+from fairflower.errors import ConfigError, logger
 
 MAX_DAYS = 36_500  # longest validity of a certificate: a hundred years
+SOON = timedelta(days=30)  # time before the end of a certificate in which a site warns
 
 
 class Certificates(NamedTuple):
@@ -71,6 +72,27 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> Ce
     public = {files.authority: root.public_bytes(pem), files.certificate: server.public_bytes(pem)}
     _write_new(public, {files.key: private})
     return files
+
+
+def check_dates(path: Path) -> None:
+    """Raise ``ConfigError`` if no certificate in a PEM file is valid now.
+
+    The log says so if the last one ends within `SOON`.
+    """
+    now, new = datetime.now(UTC), "get a new one from the server (fairflower deploy certificates)"
+    try:
+        dates = [
+            (certificate.not_valid_before_utc, certificate.not_valid_after_utc)
+            for certificate in x509.load_pem_x509_certificates(path.read_bytes())
+        ]
+    except ValueError as error:
+        raise ConfigError(f"{path}: no certificate in PEM format ({error}).") from error
+    begins, ends = max(dates, key=lambda pair: (pair[0] <= now, pair[1]))
+    said = f"{path}: valid from {begins:%Y-%m-%d} to {ends:%Y-%m-%d}"
+    if not begins <= now <= ends:
+        raise ConfigError(f"{said}, but the clock says {now:%Y-%m-%d}. Set the clock, or {new}.")
+    if ends - now < SOON:
+        logger.warning("%s. Then this site cannot reach the server: %s.", said, new)
 
 
 def make_key_pair(path: Path) -> Path:

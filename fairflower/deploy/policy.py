@@ -217,7 +217,8 @@ class Policy:
 
     def _check_names(self, config: Mapping[str, Any]) -> None:
         for key, spec in _PARTS.items():
-            if text := config.get(spec.KEY):
+            text = config.get(spec.KEY)
+            if text or (text is not None and key not in ("tasks", "adapters")):  # may be empty
                 self._require_name(key, spec.KEY, spec.read(str(text)).name)
         for place in metric_names(str(config.get("evaluate.metrics", ""))).values():
             self._require_name("metrics", "evaluate.metrics", place)

@@ -25,7 +25,7 @@ from flwr.app import Context, Message
 from fairflower.config.site import WITHDRAWN, SiteConfig
 from fairflower.config.text import read_tables, toml_value
 from fairflower.deploy.audit import AuditLog
-from fairflower.deploy.credentials import make_secret
+from fairflower.deploy.credentials import check_dates, make_secret
 from fairflower.deploy.local import HOST, free_port, script, unproxied
 from fairflower.deploy.policy import Policy
 from fairflower.errors import ConfigError, WriteError, error_text, failure_text, logger
@@ -143,6 +143,8 @@ class Site:
         self.policy = Policy.read(Path(config.policy)) if config.policy else None
         self.node = self.policy.node_config(config) if self.policy else config.node
         Consortium.of(self.node)  # an error now, and not in the first round
+        if config.root_certificates:
+            check_dates(Path(config.root_certificates))
         self._audit = AuditLog(Path(config.audit_log))
         self._worker = Worker()
 

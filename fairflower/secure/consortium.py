@@ -135,8 +135,7 @@ class Consortium:
 
         ``signed`` is the request's record with the sites' signatures.
         """
-        names = dict(zip(signed.get("nodes", ()), signed.get("names", ()), strict=True))
-        proofs = dict(zip(signed.get("nodes", ()), signed.get("signatures", ()), strict=True))
+        names, proofs = _by_node(signed, "names"), _by_node(signed, "signatures")
         for node, pair in keys.items():
             name = names.get(node, "")
             if name not in self.sites:
@@ -195,8 +194,7 @@ class Consortium:
                 f"site {self.name!r} does not sign a list of {len(present)} present sites; at "
                 f"least {threshold} must be"
             )
-        names = dict(zip(state["nodes"], state["names"], strict=True))
-        proofs = dict(zip(signed.get("nodes", ()), signed.get("signatures", ()), strict=True))
+        names, proofs = _by_node(state, "names"), _by_node(signed, "signatures")
         for node in present:
             if not self._valid(names[node], proofs.get(node, b""), "request", state["seen"]):
                 raise NotSigned(
@@ -209,13 +207,10 @@ class Consortium:
     def check_list(self, present: list[int], threshold: int, signed: Any, context: Context) -> None:
         """Raise `NotSigned` unless ``threshold`` present sites have signed what this site has."""
         state: Any = context.state[_STATE]
-        names = dict(zip(state["nodes"], state["names"], strict=True))
-        statement = "list", state["seen"], *sorted(present)
+        names, statement = _by_node(state, "names"), ("list", state["seen"], *sorted(present))
         signers = {
             names[node]
-            for node, proof in zip(
-                signed.get("nodes", ()), signed.get("signatures", ()), strict=True
-            )
+            for node, proof in _by_node(signed, "signatures").items()
             if node in present and self._valid(names[node], proof, *statement)
         }
         if sorted(present) != state.get("present") or len(signers) < threshold:
@@ -234,6 +229,11 @@ class Consortium:
         except InvalidSignature:
             return False
         return True
+
+
+def _by_node(record: Any, key: str) -> dict[int, Any]:
+    """Return the values under a key of a record by the nodes under ``nodes``."""
+    return dict(zip(record.get("nodes", ()), record.get(key, ()), strict=True))
 
 
 def _encoded(*statement: Any) -> bytes:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,8 @@ def test_a_killed_worker_is_started_again_by_the_next_message(
     answer = {"partition-id": 3, "version": __version__}
     assert [ask(), ask()] == [answer] * 2
     assert pids[0] == pids[1]
+    with socket.socket(fileno=os.dup(worker._running[1].fileno())) as pipe:  # type: ignore[index]
+        assert not pipe.getsockname()  # no file: a folder of any file system will do
     assert ask(Message(RecordDict(), 1, "train")).startswith("<class 'RuntimeError'>")
     os.kill(pids[0], signal.SIGKILL)
     worker._running[0].join()  # type: ignore[index]

@@ -57,9 +57,10 @@ class LyingServer:
         self.federation = SecureFederation(Uniform(), clients=len(stories))
         self.size = len(stories[0])
         self.told: dict[int, dict[str, Any]] = {}  # changes of the config, by site
+        self.beside: dict[int, dict[str, Any]] = {}  # records beside the model, by site
         #: Whether the server goes on without sites that refuse to unmask, and their texts.
         self.goes_on, self.refusals = False, defaultdict[int, list[str]](list)
-        #: Changes of what the server says of a site's keys, of signatures of requests, of lists.
+        #: Changes of what the server says of keys, and of signatures of requests and lists.
         self.forge_keys: Callable[[int, list[bytes], Signed], Signed] = lambda k, pair, signed: (
             signed
         )
@@ -112,7 +113,8 @@ class LyingServer:
                 "srcs": [FIRST_NODE + j for j in sources],
             }
             step = {"stage": "collect_masked_vectors", **asked}
-            reply = self.ask(k, {**contents[k], RECORD_KEY_CONFIGS: ConfigRecord(step)})
+            content = {**contents[k], **self.beside.get(k, {})}
+            reply = self.ask(k, {**content, RECORD_KEY_CONFIGS: ConfigRecord(step)})
             vectors = reply[RECORD_KEY_CONFIGS]["masked_params"]
             self._vectors[k] = [bytes_to_ndarray(data) for data in vectors]
             if SIGNED in reply:

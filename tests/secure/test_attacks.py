@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import errno
+import os
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import cache
@@ -381,6 +383,37 @@ def test_measuring_is_not_repeated_with_other_settings() -> None:
     assert_refused(federation.again(1, "measure", **{"server-round": 2, "train.lr": 1.0}))
     assert_refused(federation.again(1, "measure", **{"server-round": 6}))
     assert not federation.again(1, "measure", **{"server-round": 2}).has_error()
+
+
+@pytest.mark.parametrize("stage", ["share_keys", "collect_masked_vectors", "unmask"])
+def test_a_site_that_cannot_note_an_answer_on_its_full_disk_gives_none(
+    stage: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation = Recorded()
+    federation.context.node_config["domain"] = "hospital"
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/home/secure/mark")
+
+    def fill(now: str, k: int, message: Message) -> None:
+        federation._keep(now, k, message)
+        monkeypatch.setattr(client.os, "open", full if (now, k) == (stage, 2) else os_open)
+
+    os_open, federation.disturb = os.open, fill
+    federation.train()
+    assert "No space left on device: '/home/secure/mark'" in caplog.text
+    assert (2 in federation.strategy.client_ids) == (stage == "unmask")
+    assert (stage == "unmask") or federation.strategy.dropped[2].endswith(REFUSED)
+
+
+@pytest.mark.parametrize("reference", ["alone", "pooled"])
+def test_no_reference_sends_its_received_model_under_masks(reference: str) -> None:
+    """Its update would be 0, and the sum that of the others."""
+    federation = Recorded()
+    federation.train()
+    run = {"run-id": "other"}
+    assert_refused(federation.again(1, "measure", reference=reference, **run))
+    assert not federation.again(1, "measure", **run).has_error()
 
 
 def test_another_run_is_answered_but_the_first_run_goes_on_where_it_was() -> None:

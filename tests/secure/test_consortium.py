@@ -17,6 +17,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from lying_server import LyingServer, Refusal, Signed
 from secure_federation import SecureFederation, raise_at
 
+from fairflower.arrays import record_of
 from fairflower.deploy.credentials import make_key_pair
 from fairflower.engines.inline import FIRST_NODE
 from fairflower.errors import ConfigError
@@ -197,7 +198,7 @@ def test_three_of_five_signatures_are_enough(folder: Path) -> None:
     np.testing.assert_allclose(server.stolen(0, 1, 2, 3), server.update(0, 1, 2, 3), atol=1e-6)
 
 
-def test_no_site_unmasks_a_sum_with_one_that_was_told_other_settings(folder: Path) -> None:
+def test_a_site_with_other_settings_than_the_others_is_in_no_sum(folder: Path) -> None:
     """Without signatures the sum would be mostly this site's update; see `test_attacks.py`."""
     unsigned, signed = LyingServer(FIVE), LyingServer(FIVE)
     for server in (unsigned, signed):
@@ -210,6 +211,20 @@ def test_no_site_unmasks_a_sum_with_one_that_was_told_other_settings(folder: Pat
     for k, (of_list, of_shares) in signed.refusals.items():
         assert f"{NAMES[k]!r} signs no list with site {NAMES[0 if k else 1]!r}" in of_list
         assert "keeps the masks: 0 sites have signed" in of_shares
+
+
+@pytest.mark.parametrize("told", ["measure", "federation", "array"])
+def test_what_a_site_is_told_beside_its_settings_and_model_is_signed_too(
+    told: str, folder: Path
+) -> None:
+    server = LyingServer(FIVE)
+    if told == "array":
+        server.beside = {0: {"control": record_of({"w": np.ones(2)})}}
+    else:
+        server.told = {0: {told: ""}}
+    server.sign_with(folder, named(5))
+    with pytest.raises(Refusal, match="'north' signs no list with site 'south'"):
+        server.run()
 
 
 @pytest.mark.parametrize("forge", [lambda _: b"", lambda signed: signed[3]])
@@ -256,7 +271,9 @@ def test_sites_with_a_consortium_go_on_without_one_that_does_not_sign(folder: Pa
     assert "its node config has no consortium" in federation.strategy.dropped[4]
 
 
-@pytest.mark.parametrize("stage", ["collect_masked_vectors", "sign_list", "unmask"])
+@pytest.mark.parametrize(
+    "stage", ["setup", "share_keys", "collect_masked_vectors", "sign_list", "unmask"]
+)
 def test_sites_with_a_consortium_go_on_without_one_that_fails(stage: str, folder: Path) -> None:
     federation, plain = signing(folder, *range(5)), SecureFederation(Uniform())
     federation.disturb = raise_at(stage, 4)
