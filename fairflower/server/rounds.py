@@ -13,9 +13,11 @@ from flwr.serverapp import Grid
 
 from fairflower.aggregation.messages import add_client_config
 from fairflower.arrays import arrays_of, record_of
+from fairflower.config.text import names_in
 from fairflower.engines.inline import send_and_receive
 from fairflower.errors import (
     ConfigError,
+    DataError,
     RoundFailed,
     RunInterrupted,
     StopRun,
@@ -33,7 +35,6 @@ from fairflower.registry.user_metrics import metric_names
 from fairflower.secure.protocol import Halted
 from fairflower.secure.rounds import SecureAggregation
 from fairflower.server import checkpoint
-from fairflower.server.admission import admit
 from fairflower.server.checkpoint import Checkpoint
 from fairflower.server.contents import BEST
 from fairflower.server.evaluation import Findings, counts_in
@@ -48,6 +49,7 @@ from fairflower.server.history import (
     early_stop_reason,
     test_keys,
 )
+from fairflower.server.known_sites import note_sites
 from fairflower.server.own_models import OwnModels, SharedModels
 from fairflower.server.privacy import PrivacyLedger
 from fairflower.server.progress import RunProgress
@@ -148,7 +150,7 @@ class RoundLoop:
                 self._test_elsewhere(done, arrays)
                 self.folder.append_metrics(done, "run", "", self._best.keep(done, arrays))
                 self._save(done, arrays)  # otherwise more rounds would cut off this test
-            self._end(done, arrays)
+            _end(self.folder, self.setup, done, arrays)
             return
         first = saved.server_round + 1 if saved else 0
         if trained := self.setup.trained:  # its round is tested, and nothing is left to resume
@@ -181,15 +183,10 @@ class RoundLoop:
                 self._released = time.monotonic()
             if ending:
                 self.folder.note("rounds", server_round)  # unless they have been trained here
-                self._end(server_round, arrays)
+                _end(self.folder, self.setup, server_round, arrays)
                 return
             if stopped:
                 raise StopRun
-
-    def _end(self, server_round: int, arrays: ArrayRecord) -> None:
-        """Warn if the final model has diverged, and store examples of its tests for reports."""
-        _warn_if_diverged(self.folder, self.setup, server_round)
-        store_examples(self.setup, self.folder, arrays_of(arrays), server_round)
 
     def _ends_early(self) -> bool:
         """Return whether the privacy budget or the loss ends the run now, and record why."""
@@ -266,10 +263,7 @@ class RoundLoop:
         """Return the strategy's train messages for a round."""
         strategy, settings = self.strategy, self.settings()
         nodes = self._tracker.locate(self.nodes)
-        setup = admit(self.setup, self._tracker, self.folder, server_round, nodes)
-        if setup is not self.setup:
-            self._go_on_with(setup)
-            nodes = setup.registry.nodes | nodes
+        nodes |= self._join(server_round, nodes)
         if nodes != self.nodes:  # SuperNodes came back under other ids, or sites joined
             self.nodes = nodes
             self.setup.enroll(nodes)
@@ -282,12 +276,29 @@ class RoundLoop:
         with self._naming_failures(server_round):  # uses the enrolled clients, not the grid's nodes
             return list(strategy.configure_train(server_round, arrays, settings, self.grid))
 
-    def _go_on_with(self, setup: RunSetup) -> None:
-        """Use the federation with sites that have joined."""
-        self.setup, self.federation = setup, setup.federation
-        self._found.federation, self._found.keys = setup.federation, setup.registry.keys
-        if isinstance(self._elsewhere, SharedModels):
-            self._elsewhere = replace(self._elsewhere, setup=setup)
+    def _join(self, server_round: int, nodes: Mapping[int, int]) -> dict[int, int]:
+        """Let late sites that have connected join the run; return their nodes by client.
+
+        A site whose data do not fit the model is named in the log and left out.
+        """
+        tracker, joined = self._tracker, dict[int, int]()
+        for node, info in tracker.newcomers(nodes, names_in(self.config.late_sites)).items():
+            try:
+                tracker.registry = registry = tracker.registry.with_site(node, info)
+            except DataError as error:
+                tracker.leave_out(node, f"its data do not fit this run: {error}")
+                continue
+            joined[client := len(registry.clients) - 1] = node
+            logger.info("Round %d: %s joins: %s", server_round, info.title, registry.about(client))
+            assert registry.federation is not None
+            self.federation = registry.federation
+            self.setup = replace(self.setup, federation=self.federation, registry=registry)
+            self._found.federation, self._found.keys = self.federation, registry.keys
+            if isinstance(self._elsewhere, SharedModels):
+                self._elsewhere = replace(self._elsewhere, setup=self.setup)
+            self.folder.admit(self.setup.facts(), server_round)
+            note_sites(registry)
+        return joined
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
         """Return each domain's primary score on test examples, or else on validation examples."""
@@ -410,8 +421,9 @@ def _check_client_states(
             logger.warning(text, server_round, name, merged[client], how)
 
 
-def _warn_if_diverged(folder: RunFolder, setup: RunSetup, server_round: int) -> None:
-    """Log a warning if the final model is far worse than random guessing on a domain."""
+def _end(folder: RunFolder, setup: RunSetup, server_round: int, arrays: ArrayRecord) -> None:
+    """Store examples of the final model's tests, and warn if it is far worse than guessing."""
+    store_examples(setup, folder, arrays_of(arrays), server_round)
     tested = folder.metrics.of(server_round).items()
     losses = [v for name, v in tested if name.startswith(("loss/", "validation_loss/"))]
     loss = float(np.max([0.0, *losses]))  # NaN if any loss is
