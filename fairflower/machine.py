@@ -1,7 +1,5 @@
 """Processor, kernels and library versions, on which the exact bits of a result depend."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os
@@ -12,10 +10,7 @@ import subprocess
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import torch
+from typing import Any
 
 VERSIONS_OF = ("fairflower", "flwr", "flwr-datasets", "torch", "torchvision", "ray", "numpy")
 
@@ -24,9 +19,6 @@ SOLVERS = ("cvxpy", "scikit-learn", "scipy")
 
 #: Instruction sets that determine which kernels PyTorch, oneDNN and MKL use.
 INSTRUCTION_SETS = ("avx2", "avx512f", "amx_tile", "asimd", "sve", "sve2")
-
-#: Processor flags of units that compute with bfloat16.
-_BF16_UNITS = re.compile(r"\b(avx512_bf16|amx_bf16|bf16|svebf16)\b")
 
 #: Signal that a closed terminal sends; empty on Windows, which does not have it.
 HANGUP: tuple[int, ...] = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
@@ -90,28 +82,6 @@ def processor(cpuinfo: str) -> tuple[str, list[str]]:
         " ".join([*([facts["model name"]] if "model name" in facts else []), *numbers]),
         [name for name in INSTRUCTION_SETS if name in flags],
     )
-
-
-def about_precision(precision: str, device: torch.device) -> str:
-    """Return a note about ``train.precision``, or "" for float32."""
-    if precision == "float32":
-        return ""
-    note = (
-        f"train.precision = {precision!r}: only local training steps use 16 bits; tests, "
-        "measurements, weights and messages are float32."
-    )
-    if device.type == "cuda":
-        import torch  # imported late, because reports do not need torch
-
-        units = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        units = _CPUINFO.exists() and bool(_BF16_UNITS.search(_CPUINFO.read_text()))
-    if not units:
-        note += (
-            " This machine has no known hardware support for bfloat16, so its clients are "
-            "faster with 'float32'."
-        )
-    return note
 
 
 def _sysctl() -> str:

@@ -193,7 +193,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('run --config {empty}', 'Cannot read the config file empty: Is a directory.'),
             ('run --resume /no/such/run', '/no/such/run is not a run folder, because its run.json cannot be read: No such file or directory.'),
             ('run --resume {empty}', 'empty is not a run folder, because its run.json cannot be read: No such file or directory.'),
-            ('run --resume {run} --strategy fedavg', '--strategy: a resumed run keeps its settings. Remove this option.'),
+            ('run --resume {run} --strategy fedavg', '--strategy: a resumed run keeps its settings. Remove this argument.'),
             ('run --resume {run} --seed 4', 'seed = 4 was given, but run is resumed with its settings (seed = 0). Only these may change: checkpoint.every, checkpoint.keep, client-gpus, data.dir,'),
             ('run --resume {run} --rounds 0', 'num-server-rounds = 0: run already has 4 rounds.'),
             ('run --rounds three', "Invalid value for '--rounds': 'three' is not a valid integer."),

@@ -152,12 +152,8 @@ def run(
         chosen = [method(kind, value) for kind, value in given.items() if value is not None]
         config = single_run_config(settings_of(settings, chosen), chosen, overrides)
     else:
-        for name, value in {"settings": settings, "strategy": strategy, "client": client}.items():
-            if value is not None:
-                raise ConfigError(
-                    f"{name}: a resumed run keeps its settings. Remove this argument."
-                )
-        config = resumed_config(path_of("resume", resume), overrides)
+        beside = {"settings": settings, "strategy": strategy, "client": client}
+        config = resumed_config(path_of("resume", resume), overrides, beside)
     console = Console(quiet=not progress)
     plan = Plan([config])
     announce(plan, console)

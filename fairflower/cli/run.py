@@ -78,13 +78,8 @@ def run(
         ]
         config = single_run_config(overrides.file, chosen, overrides.options | overrides.assigned)
     else:
-        named = {"strategy": strategy, "client": client, "config": overrides.config}
-        for option, value in named.items():
-            if value is not None:
-                raise ConfigError(
-                    f"--{option}: a resumed run keeps its settings. Remove this option."
-                )
-        config = resumed_config(resume, overrides.options | overrides.assigned)
+        beside = {"--strategy": strategy, "--client": client, "--config": overrides.config}
+        config = resumed_config(resume, overrides.options | overrides.assigned, beside)
     plan = Plan([config])
     announce(plan, console)
     folders = execute(plan, console)

@@ -407,7 +407,7 @@ def _check(config: RunConfig) -> None:
     if task:
         with config.client.naming_failures():
             client.check_task(task, kind, config.train)
-    for conflict, message in (*_conflicts(config, kind), *_conflicts_of_sites(config)):
+    for conflict, message in (*_conflicts(config, kind), *_more_conflicts(config)):
         if conflict:
             raise ConfigError(message)
     with config.client.naming_failures():
@@ -477,7 +477,6 @@ def _conflicts(config: RunConfig, kind: str) -> list[tuple[object, str]]:
     """Return whether settings conflict, and messages; ``kind`` is that of the data's examples."""
     data, evaluate = config.data, config.evaluate
     only_images = f"applies to images only, but data.name = {data.name!r} has {kind}. Remove it."
-    no_table = data.name in DATA_SETS.data.keys() - {"table"}
     return [
         (
             config.ray_address and config.engine not in ("auto", "ray"),
@@ -530,22 +529,15 @@ def _conflicts(config: RunConfig, kind: str) -> list[tuple[object, str]]:
             data.fraction and data.examples_per_client,
             "data.fraction and data.examples-per-client are both set. Set one to 0.",
         ),
-        *(
-            (
-                no_table and getattr(data, key),
-                f"data.{argument_to_key(key)}: this setting applies to tables only, and data.name "
-                f"= {data.name!r}. Remove it, or set data.name = 'table'.",
-            )
-            for key in OF_TABLES
-        ),
     ]
 
 
-def _conflicts_of_sites(config: RunConfig) -> list[tuple[object, str]]:
-    """Return whether names of sites are repeated, or do not fit other settings, and messages."""
+def _more_conflicts(config: RunConfig) -> list[tuple[object, str]]:
+    """Return conflicts of names of sites, and of settings for tables, as `_conflicts` does."""
     names, given = config.listed_sites, f"sites = {quoted(config.sites)}"
     twice = next((name for name in names if names.count(name) > 1), "")
     number, few = isinstance(config.sites, int), len(config.site_names) < config.fewest_sites
+    data, no_table = config.data, config.data.name in DATA_SETS.data.keys() - {"table"}
     return [
         (
             number and names,
@@ -566,6 +558,14 @@ def _conflicts_of_sites(config: RunConfig) -> list[tuple[object, str]]:
             names and config.min_clients > len(names),
             f"min-clients = {config.min_clients}: "
             f"{given} has only {len(names)} sites. Decrease min-clients.",
+        ),
+        *(
+            (
+                no_table and getattr(data, key),
+                f"data.{argument_to_key(key)}: this setting applies to tables only, and data.name "
+                f"= {data.name!r}. Remove it, or set data.name = 'table'.",
+            )
+            for key in OF_TABLES
         ),
     ]
 

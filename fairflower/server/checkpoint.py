@@ -154,13 +154,17 @@ def run_config(path: Path, settings: Mapping[str, Any]) -> RunConfig:
         raise ConfigError(f"{path / 'config.toml'}: {error}") from error
 
 
-def resumed_config(run: Path, given: Mapping[str, Any]) -> RunConfig:
+def resumed_config(
+    run: Path, given: Mapping[str, Any], beside: Mapping[str, Any] | None = None
+) -> RunConfig:
     """Return the config for resuming a run, including settings given by the user.
 
-    Raises ``ConfigError`` if ``run`` is not a run folder, the run is completed, its clients would
-    get different data, or a setting that is not `CHANGEABLE` differs in ``given`` or in
-    ``config.toml``.
+    Raises ``ConfigError`` if another argument, in ``beside``, is not None, ``run`` is not a run
+    folder, the run is completed, its clients would get different data, or a setting that is not
+    `CHANGEABLE` differs in ``given`` or in ``config.toml``.
     """
+    for name in (name for name, value in (beside or {}).items() if value is not None):
+        raise ConfigError(f"{name}: a resumed run keeps its settings. Remove this argument.")
     run = run.expanduser().absolute()
     try:
         facts, flat = earlier_facts(run), contents.read_config(run)

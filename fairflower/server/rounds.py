@@ -148,7 +148,7 @@ class RoundLoop:
                 self._test_elsewhere(done, arrays)
                 self.folder.append_metrics(done, "run", "", self._best.keep(done, arrays))
                 self._save(done, arrays)  # otherwise more rounds would cut off this test
-            self._end(done, arrays)
+            _end(self.folder, self.setup, done, arrays)
             return
         first = saved.server_round + 1 if saved else 0
         if trained := self.setup.trained:  # its round is tested, and nothing is left to resume
@@ -181,15 +181,10 @@ class RoundLoop:
                 self._released = time.monotonic()
             if ending:
                 self.folder.note("rounds", server_round)  # unless they have been trained here
-                self._end(server_round, arrays)
+                _end(self.folder, self.setup, server_round, arrays)
                 return
             if stopped:
                 raise StopRun
-
-    def _end(self, server_round: int, arrays: ArrayRecord) -> None:
-        """Warn if the final model has diverged, and store examples of its tests for reports."""
-        _warn_if_diverged(self.folder, self.setup, server_round)
-        store_examples(self.setup, self.folder, arrays_of(arrays), server_round)
 
     def _ends_early(self) -> bool:
         """Return whether the privacy budget or the loss ends the run now, and record why."""
@@ -416,8 +411,9 @@ def _check_client_states(
             logger.warning(text, server_round, name, merged[client], how)
 
 
-def _warn_if_diverged(folder: RunFolder, setup: RunSetup, server_round: int) -> None:
-    """Log a warning if the final model is far worse than random guessing on a domain."""
+def _end(folder: RunFolder, setup: RunSetup, server_round: int, arrays: ArrayRecord) -> None:
+    """Store examples of the final model's tests, and warn if it is far worse than guessing."""
+    store_examples(setup, folder, arrays_of(arrays), server_round)
     tested = folder.metrics.of(server_round).items()
     losses = [v for name, v in tested if name.startswith(("loss/", "validation_loss/"))]
     loss = float(np.max([0.0, *losses]))  # NaN if any loss is

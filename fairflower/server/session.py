@@ -21,7 +21,6 @@ from fairflower.config.settings import CheckpointConfig
 from fairflower.data import with_absolute_dir
 from fairflower.engines.ray_cluster import last_words
 from fairflower.errors import ConfigError, RunInterrupted, StopRun, WriteError, error_text, logger
-from fairflower.machine import about_precision
 from fairflower.participation.availability import absolute_trace
 from fairflower.paths import client_states
 from fairflower.server import checkpoint
@@ -153,17 +152,13 @@ class Session:
     def _warn(self, setup: RunSetup) -> None:
         """Log warnings about settings that have no effect or an unexpected effect."""
         evaluator, config = setup.evaluator, self.config
-        lacking = (
-            "evaluate.adabn: the network has no BatchNorm layers with running statistics, so the "
-            "held-out domain is not tested with AdaBN."
-        )
-        for note in (
-            about_precision(config.train.precision, evaluator.device),
-            config.client.factory.run_warning(evaluator.model, config.evaluate.by),
-            lacking if config.evaluate.adabn and not evaluator.adabn else "",
-        ):
-            if note:
-                logger.warning(note)
+        if note := config.client.factory.run_warning(evaluator.model, config.evaluate.by):
+            logger.warning(note)
+        if config.evaluate.adabn and not evaluator.adabn:
+            logger.warning(
+                "evaluate.adabn: the network has no BatchNorm layers with running statistics, so "
+                "the held-out domain is not tested with AdaBN."
+            )
 
     def _open(self, setup: RunSetup) -> tuple[RunFolder, Checkpoint | None]:
         """Create the run folder, or open the folder of a run to resume and load its checkpoint."""

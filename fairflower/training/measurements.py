@@ -48,13 +48,8 @@ STANDALONE = "trained-alone"
 EPOCHS, PATIENCE, MIN_DECREASE = 50, 5, 0.01
 
 
-def accuracy(trainer: Trainer) -> float:
-    """Return the accuracy on the training examples, 0 to 1."""
-    return trainer.evaluate(trainer.train_examples)["accuracy"]
-
-
 def score(trainer: Trainer) -> float:
-    """Return the task's primary score, 0 to 1, on the training examples."""
+    """Return the task's primary score, for classes accuracy, 0 to 1, on the training examples."""
     primary = trainer.task.primary
     value = trainer.evaluate(trainer.train_examples)[primary.name]
     if math.isnan(value):
@@ -201,7 +196,7 @@ def class_counts(trainer: Trainer) -> dict[str, Tensor]:
 COMPUTE: dict[str, Callable[[Trainer], Any]] = {
     "received_loss": lambda t: t.evaluate(t.train_examples)["loss"],
     "received_score": score,
-    "received_accuracy": accuracy,
+    "received_accuracy": score,
     "received_balanced_accuracy": balanced_accuracy,
     "local_loss": standalone_loss,
     "sharpness": lambda t: sharpness(t.model, t.train_examples, rho=t.measure_rho, task=t.task),
@@ -209,7 +204,7 @@ COMPUTE: dict[str, Callable[[Trainer], Any]] = {
         t.model, t.train_examples, rho=t.measure_rho, task=t.task
     )[1],
     "minus_score": without_own_part(score),
-    "minus_accuracy": without_own_part(accuracy),
+    "minus_accuracy": without_own_part(score),
     "minus_balanced_accuracy": without_own_part(balanced_accuracy),
     "gradient": lambda t: mean_gradient(t.model, t.train_examples, task=t.task),
     "steps": lambda t: t.steps,

@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import runs
 import torch
 from flwr.app import Context, RecordDict
 from toy_trainers import SETTINGS, exchanges, models_equal, run_toy_rounds, tiny_model, trainer
 
-from fairflower import machine
 from fairflower.config.run import default_values, execution_keys, method_key
 from fairflower.registry import CLIENTS
 from fairflower.registry.measurements import MEASUREMENTS
@@ -120,20 +118,6 @@ def test_precision_is_part_of_the_method_and_float32_by_default():
     assert flat["train.precision"] == "float32"
     assert method_key(flat) != method_key(flat | {"train.precision": "bf16"})
     assert "train.precision" not in execution_keys()
-
-
-def test_missing_hardware_support_for_bf16_is_logged(monkeypatch, tmp_path):
-    cpuinfo = tmp_path / "cpuinfo"
-    monkeypatch.setattr(machine, "_CPUINFO", cpuinfo)
-    cpu = torch.device("cpu")
-    cpuinfo.write_text("flags\t: avx2 amx_bf16\n")
-    assert machine.about_precision("float32", cpu) == ""
-    assert "no known hardware support" not in machine.about_precision("bf16", cpu)
-    cpuinfo.write_text("flags\t: avx2\n")
-    run_config = runs.config(tmp_path, **{"train.precision": "bf16", "num-server-rounds": 0})
-    log = (runs.run(run_config) / "log.txt").read_text()
-    assert log.count("no known hardware support for bfloat16") == 1
-    assert "weights and messages are float32" in log
 
 
 # --- networks whose parameters have 16 bits ------------------------------------------------------

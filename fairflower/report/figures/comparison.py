@@ -487,31 +487,34 @@ def _level(
 def sketches_of_groups(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft]:
     """Yield one figure per sensitive attribute, with one panel per difference."""
     for attribute, methods in comparison.attributes():
-        sheet, axes = panels(1, len(DIFFERENCES), canvas.FULL, 3.0)
-        alt_parts = []
-        for panel, metric in zip(axes[0], DIFFERENCES, strict=True):
-            for method in methods:
-                series = [
-                    (r.rounds, ACCURACY.shown(r.group_metrics[metric.name].values[:, 0]))
-                    for r in method.runs
-                ]
-                curve = canvas.common_curve(series)
-                if curve.rounds.size:
-                    canvas.curve(panel, curve, styles[method.name], method.name)
-                    last = format_number(curve.mean[-1], 1)
-                    alt_parts.append(f"{metric.phrase} of {method.name} {last}")
-            panel.set_title(metric.phrase.removesuffix(" difference"))
-            panel.set_xlabel("round")
+        curves = {
+            metric.phrase.removesuffix(" difference"): {
+                method.name: canvas.common_curve(
+                    [
+                        (run.rounds, ACCURACY.shown(run.group_metrics[metric.name].values[:, 0]))
+                        for run in method.runs
+                    ]
+                )
+                for method in methods
+            }
+            for metric in DIFFERENCES
+        }
+        sheet = canvas.curve_panels(curves, styles, "difference, points")
+        for panel in sheet.axes:
             panel.set_ylim(bottom=0)  # a band of standard deviations would go below
-        axes[0, 0].set_ylabel("difference, points")
-        legend(sheet, axes[0, 0])
+        last = [
+            f"{what} of {name} {format_number(curve.mean[-1], 1)}"
+            for what, of in curves.items()
+            for name, curve in of.items()
+            if curve.rounds.size
+        ]
         yield FigureDraft(
             f"groups-{slug(attribute)}",
             sheet,
             f"Differences between groups by {attribute} over rounds",
             "Computed for all people, from counts summed over clients. 0 means equality. Line: "
             f"mean over {comparison.replicates}.",
-            f"Differences between groups in the last round: {'; '.join(alt_parts)}.",
+            f"Differences between groups in the last round: {'; '.join(last)}.",
         )
 
 

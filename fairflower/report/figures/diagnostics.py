@@ -51,29 +51,27 @@ def recorded(run: Run, axes: int) -> dict[str, DiagnosticSeries]:
     order = sorted(ids, key=lambda i: (rank.get(domain.get(i, ""), len(rank)), i))
     place = {client: k for k, client in enumerate(order)}
     domains = tuple(domain.get(client, _UNKNOWN) for client in order)
-    found: dict[str, list[tuple[int, Vector]]] = {}
-    last: dict[str, list[int]] = {}  # places of the clients in the last round
+    found: dict[str, list[tuple[int, list[int], Vector]]] = {}  # round, places and values
     for record in run.diagnostics:
         there = [place[client] for client in record.get("client_ids", [])]
         for name in [name for name in record if name not in ("round", "client_ids")]:
             array = as_float_array(record[name])
             if array is not None and array.shape == (len(there),) * axes:
-                full = np.full((len(order),) * axes, np.nan)
-                full[np.ix_(*[there] * axes)] = array
-                rows = found.setdefault(name, [])
-                if axes == 2:
-                    rows.clear()  # only the last round is drawn
-                rows.append((record["round"], full))
-                last[name] = sorted(there)
+                found.setdefault(name, []).append((record["round"], there, array))
     series = {}
     for name, rows in found.items():
-        rounds, values = (np.array(part) for part in zip(*rows, strict=True))
-        if axes == 2:
-            k = last[name]
-            owners = tuple(domains[i] for i in k)
-            series[name] = DiagnosticSeries(rounds[-1:], values[-1][np.ix_(k, k)], owners)
+        rounds, owners = np.array([number for number, *_ in rows]), domains
+        if axes == 2:  # only the last round is drawn
+            _, there, array = rows[-1]
+            k = np.argsort(there)
+            rounds, values = rounds[-1:], array[np.ix_(k, k)]
+            owners = tuple(domains[i] for i in sorted(there))
         else:
-            series[name] = DiagnosticSeries(rounds, values, domains)
+            values = np.full((len(rows), *(len(order),) * axes), np.nan)
+            for i, (_, there, array) in enumerate(rows):
+                cells: Any = (i, there)[: 1 + axes]
+                values[cells] = array
+        series[name] = DiagnosticSeries(rounds, values, owners)
     return series
 
 
