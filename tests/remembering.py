@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-#: The messages of this round, which no later round reads.
-FORGOTTEN = {"_requests"}
+#: The messages of this round, which no later round reads, and what the log has said last.
+FORGOTTEN = {"_requests", "logged"}
 
 
 def attributes(remembering: object) -> dict[str, Any]:
@@ -25,4 +25,4 @@ def equal(a: Any, b: Any) -> bool:
         return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(equal, a, b))
-    return a == b or (hasattr(a, "__dict__") and equal(vars(a), vars(b)))
+    return a == b or (hasattr(a, "__dict__") and equal(attributes(a), attributes(b)))

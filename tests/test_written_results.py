@@ -46,10 +46,14 @@ SUMMARIES = (
 )
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
-#: Tests below check the first; the protocol reports nothing; ``benchmarks/`` writes the last two.
+#: Tests below check the first; protocol and attacks report no runs; ``benchmarks/`` writes the last
+#: two.
 WITHOUT_SUMMARY = {
     EXPERIMENTS / f"{name}.md"
-    for name in ("README", "results", "what-holds", "protocol", "error-rates", "liars")
+    for name in (
+        *("README", "results", "what-holds", "protocol", "secure-aggregation"),
+        *("error-rates", "liars"),
+    )
 }
 #: The long tables of a page are in a file of the same name.
 TABLES = sorted((EXPERIMENTS / "tables").glob("*.md"))
