@@ -36,10 +36,9 @@ logger = logging.getLogger(__name__)
 #: What was said of data, each with its level in a log.
 Remarks = list[tuple[str, str]]
 
-#: Warnings that this process has said.
+#: Warnings that this process has said, and lists of open blocks of `noted`.
 said: set[str] = set()
-#: Open blocks of `noted`, with the level of the log outside of them.
-_open: list[tuple[int, Remarks]] = []
+_open: list[Remarks] = []
 
 NPZ_FORMAT = (
     "x_train, x_test (uint8 images [N, H, W] or [N, H, W, 3]) and y_train, y_test "
@@ -56,16 +55,16 @@ _CGROUP = Path("/proc/self/cgroup")
 def _note(record: logging.LogRecord) -> bool:
     """Keep a record for the open blocks; return whether it is news to who reads the log."""
     text = record.getMessage()
-    for _, remarks in _open:
+    for remarks in _open:
         remarks.append((record.levelname, text))
-    if record.levelno == logging.WARNING:
-        known = text in said
-        said.add(text)
-    else:
-        known = False
-    return not known and (not _open or record.levelno >= _open[0][0])
+    if record.levelno != logging.WARNING:
+        return logger.parent is None or record.levelno >= logger.parent.getEffectiveLevel()
+    known = text in said
+    said.add(text)
+    return not known
 
 
+logger.setLevel(logging.INFO)  # what no log shows is kept with the data
 logger.addFilter(_note)
 
 
@@ -76,14 +75,11 @@ def noted() -> Iterator[Remarks]:
     A warning that this process has said is in the list, and in no log.
     """
     remarks: Remarks = []
-    level, outside = logger.level, logger.getEffectiveLevel()
-    _open.append((outside, remarks))
-    logger.setLevel(logging.INFO)
+    _open.append(remarks)
     try:
         yield remarks
     finally:
-        _open.pop()
-        logger.setLevel(level)
+        _open[:] = [other for other in _open if other is not remarks]
 
 
 @contextmanager

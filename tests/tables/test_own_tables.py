@@ -364,7 +364,7 @@ def test_what_files_hold_is_in_every_runs_folder_and_said_once(
         warning = "The column 'ward' is ignored, because north, west lack it."
         assert f"WARNING {warning}" in log
         assert read_facts(done)["data_warnings"] == [warning]
-        assert ",auc,domain,west," in (done / "history.csv").read_text()  # as of any two classes
+        assert ",domain,west,auc," in (done / "history.csv").read_text()  # as of any two classes
     assert caplog.text.count(warning) == 1
     assert f"- Note: {warning}" in call("report", tmp_path, "--format", "md")
 
