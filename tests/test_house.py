@@ -17,7 +17,7 @@ BUDGETS = {
     "aggregation": 2740,
     "api": 1040,
     "classic": 610,
-    "cli": 1780,
+    "cli": 1785,
     "clients": 1970,
     "config": 2240,
     "data": 5210,

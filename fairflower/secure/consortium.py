@@ -59,7 +59,8 @@ def read_sites(path: Path) -> dict[str, PublicKey]:
     """
     sites: dict[str, PublicKey] = {}
     if path.suffix == ".toml":
-        pairs = [(name, name, text) for name, text in read_tables(path)[CONSORTIUM].items()]
+        listed = read_tables(path).get(CONSORTIUM, {})
+        pairs = [(name, name, str(text)) for name, text in listed.items()]
     else:
         lines = enumerate(map(str.strip, read_text(path).splitlines()), 1)
         split = [(n, *s.partition(" ")) for n, s in lines if s and s[0] != "#"]

@@ -575,6 +575,7 @@ def test_a_policy_lists_the_consortium(tmp_path: Path) -> None:
         ),
         (masks + table.replace("coast", "north2").replace(publics[2], publics[0]), {}, "north2"),
         (masks + table.partition("coast")[0], {}, "2 sites, expected at least 3"),
+        (masks, {"consortium": str(tmp_path / "policy.toml"), "signing-key": "b"}, "0 sites"),
         (
             masks + table.replace(publics[0].strip(), "ssh-rsa A"),
             {},

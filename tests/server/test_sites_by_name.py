@@ -67,7 +67,8 @@ class NamedGrid(InlineGrid):
         for message in messages:
             kind, node = message.metadata.message_type, message.metadata.dst_node_id
             self.sent.append((node, kind))
-            now = int(message.content["config"].get("server-round", 0))
+            config: Any = message.content.config_records.get("config", {})  # not about masks
+            now = int(config.get("server-round", 0))
             self.now = now + 0.5 * (kind == "evaluate")
             if kind == "evaluate":
                 self.away = {n: first for n, first in self.away.items() if first > now + 1}
@@ -307,6 +308,11 @@ def test_a_site_that_withdraws_counts_for_min_clients(sites: Any, tmp_path: Path
     wrong = r"^north, south: withdrawn\. 1 of 3 sites train; .* only with min-clients = 1"
     with pytest.raises(RoundFailed, match=wrong):
         session(there, tmp_path, **settings).run()
+    there.withdrawn = {1000: 1.5}
+    masks = {"secure-aggregation": True, "strategy.name": "qffl"}
+    with pytest.raises(RoundFailed, match=r"^north: withdrawn\. secure-agg.* is 2, but .* least 3"):
+        session(there, tmp_path, **settings, **masks).run()
+    there = NamedGrid(sites)
     there.withdrawn = {1001: 0}
     with pytest.raises(ConfigError, match="withdrawn: south"):  # nothing is waited for
         session(there, tmp_path, **settings, **{"round-timeout": 3600}).run()
