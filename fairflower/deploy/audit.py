@@ -35,7 +35,7 @@ class _Handler(RotatingFileHandler):
         if self.stream:  # else its buffer would be written before a later line
             with suppress(OSError):
                 self.stream.close()
-            self.stream = None  # type: ignore[assignment]
+            self.stream = None
             with suppress(OSError), open(self.baseFilename, "rb+") as file:
                 file.truncate(file.read().rfind(b"\n") + 1)  # a part of the line
         raise  # logging calls this function where it handles the exception
