@@ -77,7 +77,6 @@ def entry(message: Message, reply: Message | str, refused: bool) -> dict[str, An
     settings = {key: value for key, value in changed.items() if is_setting(key)}
     beside = {k: v for k, v in changed.items() if k not in {*settings, "server-round", "measure"}}
     hidden = max(0, len(settings) - _MOST) + max(0, len(beside) - _MOST)
-    failed = isinstance(reply, str)
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "run": str(message.metadata.run_id),
@@ -86,7 +85,7 @@ def entry(message: Message, reply: Message | str, refused: bool) -> dict[str, An
         "settings": dict([*settings.items()][:_MOST]),
         "beside": dict([*beside.items()][:_MOST]),
         "measure": _short(config.get("measure", "")),
-        "outcome": "refused" if refused else "failed" if failed else "answered",
+        "outcome": "refused" if refused else "failed" if isinstance(reply, str) else "answered",
         "reason": reply[:2000] if isinstance(reply, str) else "",
         "sent": {} if isinstance(reply, str) else _sent(reply),
     } | ({"left-out": hidden} if hidden else {})

@@ -75,10 +75,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> Ce
 
 
 def check_dates(path: Path) -> None:
-    """Raise ``ConfigError`` if no certificate in a PEM file is valid now.
-
-    The log says so if the last one ends within `SOON`.
-    """
+    """Raise ``ConfigError`` if no certificate in a PEM file is valid now; warn if it soon ends."""
     now, new = datetime.now(UTC), "get a new one from the server (fairflower deploy certificates)"
     try:
         dates = [

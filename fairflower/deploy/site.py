@@ -174,7 +174,9 @@ class Site:
     def command(self, port: int, secret: Path) -> list[str]:
         """Return the command of the SuperNode, which runs no code of a bundle itself."""
         site = self.config
-        node = " ".join(f"{key}={toml_value(value)}" for key, value in self.node.items())
+        shown = {**self.node}
+        shown.pop("row-digests", None)  # a secret, and every user sees the command of a process
+        node = " ".join(f"{key}={toml_value(value)}" for key, value in shown.items())
         options = {
             "--superlink": site.superlink,
             "--root-certificates": site.root_certificates,
@@ -183,8 +185,8 @@ class Site:
         }
         given = [part for name, value in options.items() if value for part in (name, value)]
         own = ["--host", HOST, "--port", str(port), "--isolation", "process"]
-        secrecy = ["--superexec-auth-secret-file", str(secret)]
-        return [script("flower-supernode"), *given, *own, *secrecy]
+        own += ["--superexec-auth-secret-file", str(secret)]
+        return [script("flower-supernode"), *given, *own]
 
     def _serve(self, queue: TaskQueue) -> bool:
         """Answer the next message if there is one; end a worker that has been idle for long."""
@@ -219,6 +221,7 @@ class Site:
         try:
             self._check(task)
             refused = False
+            context.node_config.update(self.node)  # its secret, too
             reply, context = self._worker.answer(task.message, context, task.keep)
         except Exception as error:
             reply = _reason(error)

@@ -161,6 +161,19 @@ def test_paths_of_the_node_config_begin_at_the_folder_of_the_sites_file(tmp_path
     }
 
 
+def test_the_key_of_digests_is_in_no_list_of_processes(tmp_path: Path) -> None:
+    node = {"domain": "north", "row-digests": "a key of the sites"}
+    site = Site(SiteConfig("a:1", audit_log=str(tmp_path / "audit.jsonl"), node=node))
+    assert not any("row-dig" in part or "a key" in part for part in site.command(1, tmp_path))
+    context = Context(1, 1, {"domain": "north"}, RecordDict(), {})
+    task: Any = SimpleNamespace(message=message(), context=context, is_client_app=True, keep=None)
+    task.answer = lambda reply, after: given.append(after.node_config)
+    given = list[Any]()
+    site._worker = SimpleNamespace(answer=lambda asked, context, _: ("no data", context))  # type: ignore[assignment]
+    site.answer(task)
+    assert given == [node]
+
+
 # --- what an answer has ----------------------------------------------------------------------
 
 

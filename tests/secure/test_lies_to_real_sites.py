@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ def main(grid, context):
     with Client(("127.0.0.1", context.run_config["port"]), authkey=b"a test's") as pipe:
         while (asked := pipe.recv()) is not None:
             name, *given = asked
-            if name in ("push_messages", "send_and_receive"):
+            if name == "push_messages":
                 given = [[Message(*parts) for parts in given[0]]]
             pipe.send(list(getattr(grid, name)(*given)))
 """
@@ -134,21 +135,32 @@ class LyingGrid(Grid):
         if self._round == 2 and stage == "collect_masked_vectors":
             model = arrays_of(parts[0][0]["arrays"])  # type: ignore[arg-type]
             parts[0][0]["arrays"] = record_of({name: 9 * array for name, array in model.items()})
+        lies: list[Any] = []
         for name, (when, forge, _) in FORGERIES.items():
             if self._round == 3 and stage == when:
                 forged = [(copied(content), *rest) for content, *rest in parts]
                 for content, node, _ in forged:
                     forge(self, node, content)
-                self.say(name, *forged)
+                lies += [(name, message) for message in forged]
+        self.say(lies)
         return self._do("push_messages", parts)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return self._do("pull_messages", list(message_ids))
 
-    def say(self, name: str, *parts: Any) -> None:
+    def say(self, lies: list[Any]) -> None:
         """Send messages, and keep the reasons why they are refused, or an empty text."""
-        replies = self._do("send_and_receive", parts)
-        self.refusals[name] = [r.error.reason if r.has_error() else "" for r in replies]
+        ids = self._do("push_messages", [message for _, message in lies])
+        names = dict(zip(ids, [name for name, _ in lies], strict=True))
+        while names:
+            for reply in self._do("pull_messages", [*names]):
+                name = names.pop(reply.metadata.reply_to_message_id)
+                self.refusals[name].append(reply.error.reason if reply.has_error() else "")
+            time.sleep(0.2)
+
+    def again(self, server_round: int, stage: str, node: int) -> tuple[RecordDict, int, str]:
+        kind = "train.measure" if stage == "measure" else "train"
+        return self.sent[server_round, stage, node], node, kind
 
     def end(self) -> None:
         self._pipe.send(None)
@@ -265,9 +277,8 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Attacked:
     with trial:
         grid = LyingGrid(relayed(trial, place / "app"))
         folder = Session(grid, config, Console(quiet=True)).run()
-        for node, (r, stage) in zip(grid.get_node_ids() * 2, REPEATED, strict=False):
-            kind = "train.measure" if stage == "measure" else "train"
-            grid.say(f"{stage} of round {r}", (grid.sent[r, stage, node], node, kind))
+        node, *_ = grid.get_node_ids()
+        grid.say([(f"{stage} of round {r}", grid.again(r, stage, node)) for r, stage in REPEATED])
         grid.end()
     wait_for(lambda: not belonging_to(place), "all processes to end")
     logs = [(site.home / "audit" / "audit.jsonl").read_text().splitlines() for site in trial.sites]
