@@ -19,7 +19,7 @@ BUDGETS = {
     "classic": 610,
     "cli": 1730,
     "clients": 1970,
-    "config": 2230,
+    "config": 2235,
     "data": 6440,
     "deploy": 1610,
     "engines": 1560,
