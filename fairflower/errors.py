@@ -145,8 +145,7 @@ def escaped(text: str) -> str:
 
 def is_text(value: str) -> bool:
     """Return whether a string can be encoded as UTF-8 and has no null byte."""
-    surrogates = not value.isascii() and any("\ud800" <= sign <= "\udfff" for sign in value)
-    return "\0" not in value and not surrogates
+    return not re.search("[\0\ud800-\udfff]", value)
 
 
 def require(extra: str, what: str, *libraries: str) -> None:

@@ -6,6 +6,7 @@ import atexit
 import gc
 import io
 import os
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -20,6 +21,7 @@ import pytest
 from hypothesis import settings
 from threadpoolctl import threadpool_limits
 
+from fairflower.machine import HANGUP
 from fairflower.numerics.threads import cpus
 
 # No deadline: a busy machine must not fail tests. Every run draws other examples, the nightly run
@@ -46,6 +48,9 @@ pd.set_option("compute.use_numexpr", False)
 
 #: Libraries that most tests import; compiling them in a new environment takes half a minute.
 LARGE = ("torch", "scipy.stats", "ray", "pandas", "torchvision", "sklearn", "flwr.simulation")
+
+#: Signals of which commands set the handlers.
+STOPS = (signal.SIGINT, signal.SIGTERM, *HANGUP)
 
 #: Mark of tests for some systems -> whether to skip them on this system, and the reason.
 ELSEWHERE = {
@@ -98,8 +103,9 @@ def leave_out_of_collections() -> None:
     seconds with all libraries.
     """
     global modules
+    if modules:  # importing the tests left no garbage
+        gc.collect()
     modules = len(sys.modules)
-    gc.collect()
     gc.freeze()
 
 
@@ -189,13 +195,21 @@ def _home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture(autouse=True)
-def _identity() -> None:
-    """Be a server again for Flower, after a test in which this process was a site."""
+def _process() -> Iterator[None]:
+    """Be a server for Flower, after a test in which this process was a site; keep its signals.
+
+    Commands set handlers of signals, which end with their process.
+    """
     from fairflower.flower_compat import set_task_identity
 
     set_task_identity()
     if files := sys.modules.get("fairflower.data.files"):  # warnings are said once in a process
         files.said.clear()
+    handlers = {number: signal.getsignal(number) for number in STOPS}
+    yield
+    for number, handler in handlers.items():
+        if handler is not None:  # not set by Python
+            signal.signal(number, handler)
 
 
 @pytest.fixture

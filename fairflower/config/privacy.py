@@ -80,9 +80,12 @@ class PrivacyConfig:
     @classmethod
     def from_flat(cls, flat: Mapping[str, Any]) -> PrivacyConfig:
         """Read the privacy settings from run config keys, for example those of a message."""
-        specs = {f"privacy.{key}": spec for key, spec in setting_specs(cls).items()}
-        values = {key: checked(key, flat[key], spec) for key, spec in specs.items() if key in flat}
+        values = {k: checked(k, flat[k], spec) for k, spec in _SPECS.items() if k in flat}
         return cls(**{key_to_argument(key.partition(".")[2]): v for key, v in values.items()})
+
+
+#: Settings by run config key.
+_SPECS = {f"privacy.{key}": spec for key, spec in setting_specs(PrivacyConfig).items()}
 
 
 def number_range(name: str, loss_range: float) -> tuple[float, float]:

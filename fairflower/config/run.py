@@ -255,12 +255,11 @@ class RunConfig:
 
     def to_flat(self) -> dict[str, Scalar]:
         """Return every key with its value, in the format of Flower's run config and messages."""
-        settings = self.concise()
-        return {key: settings.get(key, DEFAULT) for key in key_help()} | settings
+        return dict.fromkeys(key_help(), DEFAULT) | self.concise()
 
     def concise(self) -> dict[str, Scalar]:
         """Return the keys with their values, without arguments that the config does not set."""
-        settings = {key: read(self) for key, read in _readers().items()}
+        settings = {key: _reader(key)(self) for key in schema()}
         return settings | self.client.to_flat() | self.strategy.to_flat()
 
     def to_toml(self, parent: str = "") -> str:
@@ -271,10 +270,8 @@ class RunConfig:
         return toml_tables(self.to_flat(), parent)
 
 
-@cache
-def _readers() -> dict[str, attrgetter[Scalar]]:
-    """Return a function for each setting that reads it from a config."""
-    return {key: attrgetter(key.replace("-", "_")) for key in schema()}
+#: Returns a function that reads a setting from a config.
+_reader = cache(lambda key: attrgetter(key.replace("-", "_")))
 
 
 @cache

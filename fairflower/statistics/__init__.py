@@ -315,11 +315,8 @@ def difference_of(
 MAX_PAIRS = 10_000
 
 
-@cache
-def _chances() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return nodes and weights [400] of a Gauss-Legendre rule on probabilities from 0 to 1."""
-    nodes, weights = np.polynomial.legendre.leggauss(400)
-    return (nodes + 1) / 2, weights / 2
+#: Returns nodes and weights of a Gauss-Legendre rule from -1 to 1.
+_legendre = cache(np.polynomial.legendre.leggauss)
 
 
 @lru_cache(256)
@@ -327,8 +324,8 @@ def chi(df: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return nodes and weights [400] for means over s / sigma, with ``df`` degrees of freedom."""
     if math.isinf(df):
         return np.ones(1), np.ones(1)
-    chances, weights = _chances()
-    return np.sqrt(2 * gammaincinv(df / 2, chances) / df), weights
+    nodes, weights = _legendre(400)
+    return np.sqrt(2 * gammaincinv(df / 2, (nodes + 1) / 2) / df), weights / 2
 
 
 def critical(df: float, level: float = LEVEL) -> float:

@@ -144,7 +144,7 @@ def test_clients_are_drawn_from_a_larger_number_of_partitions(config: DataConfig
     four = prepare(changed(config, name="test_hub:Shards", clients_per_domain=4))
     all_of = [sorted(numbers(four, client)) for client in range(4)]
     draws = set()
-    for seed in range(8):
+    for seed in range(4):
         two = prepare(changed(config, name="test_hub:Shards", seed=seed))
         drawn = [all_of.index(sorted(numbers(two, client))) for client in range(2)]
         assert drawn == sorted(drawn)

@@ -252,7 +252,7 @@ def test_a_run_trains_and_sends_only_adapters_and_head(
     ]  # fmt: skip
     result = fairflower.run(
         {"data.name": f"texts:length=8:tokenizer={network}", "data.dir": str(folder),
-         "num-server-rounds": 12, "engine": "inline", "model.name": f"hf:{network}",
+         "num-server-rounds": 8, "engine": "inline", "model.name": f"hf:{network}",
          "model.adapter": "lora:r=2:targets=query,value", "data.clients-per-domain": 2,
          "train.optimizer": "adam", "train.lr": 0.02, "train.local-epochs": 4,
          "train.batch-size": 8},

@@ -61,6 +61,7 @@ def test_a_killed_ray_ends_with_the_resume_command_in_a_crowded_folder(crowded: 
         "        open('trained-here', 'w').close()\n"
     )
     options = ["--engine=ray", "--rounds=500", "--output-dir=out", "--strategy=mine:Rule"]
+    options += ["--workers=1"]
     command = [*FAIRFLOWER, "run", *options, "--client=where:Here", *QUICK]
     said = crowded / "said.txt"
     with (
