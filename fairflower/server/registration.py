@@ -150,9 +150,12 @@ def recorded_sites(run: Path, facts: Mapping[str, Any], key: str = "sites") -> F
         raise RunFolderError(str(error)) from error
 
 
-def recorded_keys(facts: Mapping[str, Any]) -> dict[int, SiteKey]:
-    """Return the names and keys of sites that ``run.json`` has, by client."""
-    return {int(client): SiteKey(**key) for client, key in facts["sites"].get("keys", {}).items()}
+def recorded(run: Path, facts: Mapping[str, Any]) -> ClientRegistry:
+    """Return the registry of sites that ``run.json`` describes; see `recorded_sites`."""
+    nodes = {int(client): node for client, node in facts["nodes"].items()}
+    federation, known = recorded_sites(run, facts), facts["sites"]
+    keys = {int(client): SiteKey(**key) for client, key in known.get("keys", {}).items()}
+    return ClientRegistry(nodes, federation, "", True, known["numbered"], keys)
 
 
 def register_clients(

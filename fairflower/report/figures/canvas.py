@@ -25,7 +25,6 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fairflower.numerics.scores import Score
 from fairflower.report.methods import Curve
 
 HALF, FULL = 6.4, 13.0  # width in inches: half of the page, the whole page
@@ -54,15 +53,6 @@ def slug(name: str) -> str:
     ('qp-residual', 'sex-gender')
     """
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unnamed"
-
-
-def axis_label(score: Score) -> str:
-    """Return the label of an axis: a score's name and unit.
-
-    >>> axis_label(Score("accuracy"))
-    'accuracy, %'
-    """
-    return f"{score.phrase}, {score.unit}" if score.unit else score.phrase
 
 
 class LineStyle(NamedTuple):
