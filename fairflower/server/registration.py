@@ -427,10 +427,7 @@ class NodeTracker:
         gone = {client for client, node in nodes.items() if node not in online}
         if not gone:
             return located
-        self._discovery.ask(known=located.values())
-        for node, why in sorted(self._discovery.problems.items()):
-            self.leave_out(node, why)
-        for node, info in sorted(self._discovery.infos.items()):
+        for node, info in self._described(located.values()):
             client, why = self.registry.client_of(info), self.registry.another_key(info)
             if why:
                 self.leave_out(node, why)
@@ -450,12 +447,15 @@ class NodeTracker:
         waited = {*late} - {key.name for key in self.registry.keys.values()}
         if not waited:
             return {}
-        self._discovery.online()
-        self._discovery.ask(known=nodes.values())
+        infos = self._described(nodes.values())
+        return {node: i for node, i in infos if i.site and i.key and i.key.name in waited}
+
+    def _described(self, known: Collection[int]) -> list[tuple[int, NodeInfo]]:
+        """Ask new nodes; return those that can take part, and log why others cannot."""
+        self._discovery.ask(known)
         for node, why in sorted(self._discovery.problems.items()):
             self.leave_out(node, why)
-        infos = sorted(self._discovery.infos.items())
-        return {node: i for node, i in infos if i.site and i.key and i.key.name in waited}
+        return sorted(self._discovery.infos.items())
 
     def leave_out(self, node: int, why: str) -> None:
         """Log why a node does not take part, once."""
