@@ -294,8 +294,8 @@ class RoundLoop:
             self.federation = registry.federation
             self.setup = replace(self.setup, federation=self.federation, registry=registry)
             self._found.federation, self._found.keys = self.federation, registry.keys
-            if isinstance(self._elsewhere, SharedModels):
-                self._elsewhere = replace(self._elsewhere, setup=self.setup)
+            if self._elsewhere:
+                self._elsewhere.setup = self.setup
             self.folder.admit(self.setup.facts(), server_round)
             note_sites(registry)
         return joined
