@@ -384,14 +384,9 @@ def _one_of(value: Any, hints: tuple[Any, ...], name: str) -> None:
         conform(value, others[0], name)
 
 
-def _is_double(value: Any) -> bool:
-    whole = type(value) is int and abs(value) <= sys.float_info.max
-    return whole or isinstance(value, float)
-
-
 _PLAIN: Mapping[Any, Callable[[Any], bool]] = {
     int: lambda value: type(value) is int and abs(value) < 2**64,
-    float: _is_double,
+    float: lambda value: isinstance(value, float) or (type(value) is int and value in _FINITE),
     str: lambda value: isinstance(value, str) and is_text(value),
     bool: lambda value: isinstance(value, bool),
     NoneType: lambda value: value is None,

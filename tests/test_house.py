@@ -15,7 +15,7 @@ PACKAGE = ROOT / "fairflower"
 #: more raises the number here, for all to see.
 BUDGETS = {
     "aggregation": 2740,
-    "api": 1040,
+    "api": 1010,
     "classic": 610,
     "cli": 1785,
     "clients": 1970,
@@ -40,7 +40,7 @@ BUDGETS = {
     "tasks": 940,
     "testing": 1240,
     "trackers": 260,
-    "training": 2650,
+    "training": 2640,
 }
 
 

@@ -124,18 +124,14 @@ class Results(Sequence["Result"]):
         """
         from fairflower.report.figures.comparison import plot
 
-        comparisons = [chapter.comparison for chapter in self._analysis.chapters]
-        if len(comparisons) > 1:
-            names = "; ".join(", ".join(comparison.domains) for comparison in comparisons)
-            what = "sets of domains"
-            if len({comparison.domains for comparison in comparisons}) == 1:
-                names = ", ".join(comparison.score.title for comparison in comparisons)
-                what = "primary scores"
+        first, *others = self._analysis.chapters
+        if others:
+            titles = "; ".join(chapter.title for chapter in (first, *others))
             raise ConfigError(
-                f"The runs have different {what} ({names}). Select runs with the same "
-                f"{what.split(' ')[-1]} to plot them."
+                f"The runs have different sets of domains or primary scores ({titles}). Select "
+                "runs of one kind to plot them."
             )
-        return plot(comparisons[0], str(figure))
+        return plot(first.comparison, str(figure))
 
     def report(self, out: str | PathLike[str]) -> Path:
         """Write the report of ``fairflower report`` to a folder; return the HTML page's path."""

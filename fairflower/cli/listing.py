@@ -77,7 +77,8 @@ def _table(title: str, kind: type[Spec]) -> Table:
         rows = [(n, _summary(m), m.paper, _arguments(m)) for n, m in kind.REGISTRY.items()]
     elif kind is TaskSpec:
         columns = ("name", "what is learnt", "scores", "arguments")
-        rows = [(n, _summary(t), _scores(t), _arguments(t)) for n, t in kind.REGISTRY.items()]
+        tasks = ((t, ", ".join(s.phrase for s in t.scores), n) for n, t in kind.REGISTRY.items())
+        rows = [(name, _summary(task), scores, _arguments(task)) for task, scores, name in tasks]
     for name, offer in kind.REGISTRY.offers().items():
         package = distribution_of(offer)
         try:
@@ -92,10 +93,6 @@ def _table(title: str, kind: type[Spec]) -> Table:
 
 def _summary(thing: Any) -> str:
     return (thing.__doc__ or "").strip().partition("\n")[0]
-
-
-def _scores(task: Any) -> str:
-    return ", ".join(score.phrase for score in task.scores)
 
 
 def _arguments(factory: Any) -> str:

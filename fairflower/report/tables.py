@@ -213,8 +213,8 @@ def personal_spread_table(comparison: Comparison) -> Table:
     return metric_table(
         f"Spread of personal models within a domain, {comparison.span()}",
         f"Standard deviation (ddof 1) of {score.title} over the clients of a domain"
-        f"{in_points(score)}. Each "
-        f"client tests its personal model on its own {comparison.examples} data.",
+        f"{score.points and f', in {score.points}'}. Each client tests its personal model on its "
+        f"own {comparison.examples} data.",
         [
             column(domain, partial(spread, domain=domain), over_domains(score).spread)
             for domain in several
@@ -238,11 +238,6 @@ def personal_table(comparison: Comparison) -> Table:
 def in_unit(score: Score) -> str:
     """Return the beginning of a caption: the unit of a score, as a sentence; empty for none."""
     return f"In {score.unit}. " if score.unit else ""
-
-
-def in_points(score: Score) -> str:
-    """Return the unit of differences of a score, for the end of a sentence; empty for none."""
-    return f", in {score.points}" if score.points else ""
 
 
 def user_tables(comparison: Comparison) -> list[Table]:

@@ -81,7 +81,7 @@ class OwnModels:
             yield client, federation.clients[client].domain, state.get(OWN, initial)
 
 
-@dataclass(frozen=True)
+@dataclass
 class SharedModels:
     """Tests models of sites at other sites; each site decides whether it shares, and tests.
 

@@ -159,9 +159,13 @@ def recorded_sites(run: Path, facts: Mapping[str, Any], key: str = "sites") -> F
         raise RunFolderError(str(error)) from error
 
 
-def recorded_keys(facts: Mapping[str, Any]) -> dict[int, SiteKey]:
-    """Return the names and keys of sites that ``run.json`` has, by client."""
-    return {int(client): SiteKey(**key) for client, key in facts["sites"].get("keys", {}).items()}
+def recorded(run: Path, facts: Mapping[str, Any]) -> ClientRegistry:
+    """Return the registry of sites that ``run.json`` describes; see `recorded_sites`."""
+    nodes = {int(client): node for client, node in facts["nodes"].items()}
+    federation, known = recorded_sites(run, facts), facts["sites"]
+    keys = {int(client): SiteKey(**key) for client, key in known.get("keys", {}).items()}
+    gone = frozenset(map(int, facts.get("withdrawn", ())))
+    return ClientRegistry(nodes, federation, "", True, known["numbered"], keys, withdrawn=gone)
 
 
 def register_clients(
@@ -443,10 +447,7 @@ class NodeTracker:
         gone -= self.registry.withdrawn
         if not gone:
             return located
-        self._discovery.ask(known=located.values())
-        for node, why in sorted(self._discovery.problems.items()):
-            self.leave_out(node, why)
-        for node, info in sorted(self._discovery.infos.items()):
+        for node, info in self._described(located.values()):
             client, why = self.registry.client_of(info), self.registry.another_key(info)
             if why:
                 self.leave_out(node, why)
@@ -466,12 +467,15 @@ class NodeTracker:
         waited = {*late} - {key.name for key in self.registry.keys.values()}
         if not waited:
             return {}
-        self._discovery.online()
-        self._discovery.ask(known=nodes.values())
+        infos = self._described(nodes.values())
+        return {node: i for node, i in infos if i.site and i.key and i.key.name in waited}
+
+    def _described(self, known: Collection[int]) -> list[tuple[int, NodeInfo]]:
+        """Ask new nodes; return those that can take part, and log why others cannot."""
+        self._discovery.ask(known)
         for node, why in sorted(self._discovery.problems.items()):
             self.leave_out(node, why)
-        infos = sorted(self._discovery.infos.items())
-        return {node: i for node, i in infos if i.site and i.key and i.key.name in waited}
+        return sorted(self._discovery.infos.items())
 
     def leave_out(self, node: int, why: str) -> None:
         """Log why a node does not take part, once."""

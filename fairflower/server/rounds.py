@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -283,8 +282,8 @@ class RoundLoop:
         """Use the federation with sites that have joined."""
         self.setup, self.federation = setup, setup.federation
         self._found.federation, self._found.keys = setup.federation, setup.registry.keys
-        if isinstance(self._elsewhere, SharedModels):
-            self._elsewhere = replace(self._elsewhere, setup=setup)
+        if self._elsewhere:
+            self._elsewhere.setup = setup
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
         """Return each domain's primary score on test examples, or else on validation examples."""

@@ -159,10 +159,11 @@ class RunSetup:
             facts["local_arrays"] = list(local)
             facts["local_part"] = getattr(config.client.factory, "local_part", "")
         available, clients = self.strategy._availability, len(federation.clients)
-        groups, masked = federation.groups, config.secure_aggregation
+        groups, masked, task = federation.groups, config.secure_aggregation, federation.learns
         optional = {
             "secure_aggregation": described(num_selected(config, clients)) if masked else {},
-            **({} if federation.task == CLASSIFICATION else _task_facts(federation)),
+            "task": "" if federation.task == CLASSIFICATION else federation.task,
+            "scores": () if federation.task == CLASSIFICATION else _described(task.scores),
             "labels": self.labels(),
             "frozen": self.frozen,
             "availability": available.digest if isinstance(available, Trace) else "",
@@ -190,11 +191,6 @@ class RunSetup:
         elif federation.encoding:  # to predict new rows without the data
             facts["table"] = {"federation": json.loads(federation.to_json())}
         return facts
-
-
-def _task_facts(federation: Federation) -> dict[str, Any]:
-    """Return the entries of ``run.json`` about the task; reports read its scores there."""
-    return {"task": federation.task, "scores": _described(federation.learns.scores)}
 
 
 def _described(scores: Iterable[Score]) -> list[dict[str, Any]]:
@@ -389,15 +385,9 @@ def _register(
         return federation, registration.register_clients(grid, num_clients, timeout, stop)
     settings = ConfigRecord(dict(config.to_flat()))
     if resume and "sites" in (facts := earlier_facts(resume)):
-        nodes = {int(client): node for client, node in facts["nodes"].items()}
-        federation = registration.recorded_sites(resume, facts)
-        numbered, keys = facts["sites"]["numbered"], registration.recorded_keys(facts)
-        gone = frozenset(map(int, facts.get("withdrawn", ())))
-        earlier = registration.ClientRegistry(
-            *(nodes, federation, "", True, numbered, keys), withdrawn=gone
-        )
+        earlier, listed = registration.recorded(resume, facts), config.listed_sites
         registry = registration.register_resumed_clients(
-            grid, earlier, timeout, stop, settings, config.listed_sites
+            grid, earlier, timeout, stop, settings, listed
         )
     else:
         registry = registration.register_clients(

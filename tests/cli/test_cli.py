@@ -239,6 +239,11 @@ def test_errors_say_what_to_change_and_show_no_traceback(args, code, message):
     assert "Traceback" not in output
 
 
+def test_a_comparison_is_with_the_strategy_that_a_setting_names(tmp_path):
+    named = ["compare", "--plan", f"--output-dir={tmp_path}", "--set=strategy.name=term"]
+    assert "strategy  fedavg, term, uniform" in call(*named)
+
+
 # --- arguments from a config ------------------------------------------------------------------
 
 OWN = """

@@ -44,7 +44,6 @@ from fairflower.report import (
 )
 from fairflower.report.cells import DASH
 from fairflower.report.contrasts import contrasts_of
-from fairflower.report.figures import canvas
 from fairflower.report.figures.comparison import draw, plot
 from fairflower.report.methods import group_runs
 from fairflower.report.pages import latex, markdown_tables
@@ -452,18 +451,3 @@ def test_models_of_different_sizes_are_a_table_by_method(tmp_path: Path) -> None
     ]
     assert "Model:" not in printed_tables(*folders)
     assert "Model" not in printed_tables(folders[2]), "an old run has no model size"
-
-
-def test_legends_include_labels_that_begin_with_an_underscore() -> None:
-    figure, ((panel,),) = canvas.panels(1, 1, 4, 3)
-    panel.plot([0, 1], [0, 1], label="_line")
-    panel.plot([0, 1], [1, 0])
-    panel.bar([0], [1], label="_bar", yerr=[0.1])
-    panel.scatter([0], [1], label="_child")
-    panel.text(0, 0, "no artist of a legend")
-    canvas.legend(figure, panel)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        "_line",
-        "_child",
-        "_bar",
-    ]

@@ -16,16 +16,11 @@ from typing import Any, NamedTuple
 import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import Collection
 from matplotlib.colors import to_rgb
-from matplotlib.container import Container
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fairflower.numerics.scores import Score
 from fairflower.report.methods import Curve
 
 HALF, FULL = 6.4, 13.0  # width in inches: half of the page, the whole page
@@ -54,15 +49,6 @@ def slug(name: str) -> str:
     ('qp-residual', 'sex-gender')
     """
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unnamed"
-
-
-def axis_label(score: Score) -> str:
-    """Return the label of an axis: a score's name and unit.
-
-    >>> axis_label(Score("accuracy"))
-    'accuracy, %'
-    """
-    return f"{score.phrase}, {score.unit}" if score.unit else score.phrase
 
 
 class LineStyle(NamedTuple):
@@ -225,20 +211,13 @@ def common_curve(series: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]]]
     return Curve.of(rounds[there], values[:, there])
 
 
-#: What a legend explains.
-_MARKS = (Line2D, Patch, Collection, Container)
-
-#: Matplotlib's default labels of artists without a name. It drops labels that begin with "_".
-_UNNAMED = re.compile(r"|_(child|container)\d+|_nolegend_")
-
-
 def legend(figure: Figure, *axes: Axes) -> None:
     """Draw a legend below all panels if it has at least two entries."""
-    things = (thing for panel in axes for thing in (*panel.get_children(), *panel.containers))
-    marks = (thing for thing in things if isinstance(thing, _MARKS))
-    shown: dict[str, Any] = {
-        label: m for m in marks if not _UNNAMED.fullmatch(label := str(m.get_label()))
-    }
+    shown: dict[str, Any] = {}
+    for panel in axes:
+        shown |= {
+            label: mark for mark, label in zip(*panel.get_legend_handles_labels(), strict=True)
+        }
     handles, labels = list(shown.values()), list(shown)
     if len(labels) > 1:
         columns = legend_columns(figure, labels, 0.6)

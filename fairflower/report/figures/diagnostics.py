@@ -19,7 +19,6 @@ from fairflower.report.figures import canvas
 from fairflower.report.figures.canvas import (
     FigureDraft,
     LineStyles,
-    axis_label,
     legend,
     line,
     panels,
@@ -345,8 +344,8 @@ def _over_rounds(methods: list[Method], styles: LineStyles, replicates: str) -> 
             if name == "rand":
                 lowest = min(lowest, float((curve.mean - curve.spread).min()))
             canvas.curve(panel, curve, styles[method.name], method.name)
-            alt_parts.append(f"{method.name} {axis_label(score)} {curve.mean[-1]:.3g}")
-        panel.set_ylabel(axis_label(score))
+            alt_parts.append(f"{method.name} {score.axis} {curve.mean[-1]:.3g}")
+        panel.set_ylabel(score.axis)
     types = {len(np.unique(c.types)) for m in methods for run in m.runs if (c := run.clusters)}
     for count in types:
         axes[0, 0].axhline(count, color=canvas.GRAY, linestyle=":", linewidth=1)
