@@ -57,7 +57,7 @@ WORDS = {
     "README.md": 900,
     "CONTRIBUTING.md": 3000,
     "docs/cluster.md": 550,
-    "docs/deployment.md": 3800,
+    "docs/deployment.md": 3850,
     "docs/differential-privacy.md": 1000,
     "docs/faults.md": 2000,
     "docs/guide.md": 2700,
