@@ -174,8 +174,8 @@ class Site:
     def command(self, port: int, secret: Path) -> list[str]:
         """Return the command of the SuperNode, which runs no code of a bundle itself."""
         site = self.config
-        shown = {**self.node}
-        shown.pop("row-digests", None)  # a secret, and every user sees the command of a process
+        # All users of the machine see the command of a process.
+        shown = {key: value for key, value in self.node.items() if key != "row-digests"}
         node = " ".join(f"{key}={toml_value(value)}" for key, value in shown.items())
         options = {
             "--superlink": site.superlink,

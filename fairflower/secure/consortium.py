@@ -177,7 +177,8 @@ class Consortium:
     def sign_request(self, context: Context) -> ConfigRecord:
         """Return the record that goes with the masked vector: what the site has seen, signed."""
         state: Any = context.state[_STATE]
-        return ConfigRecord({"signature": self._sign("request", state["seen"])})
+        signature = self._sign("request", state["seen"])
+        return ConfigRecord({"name": self.name, "signature": signature})
 
     def sign_list(
         self, present: list[int], threshold: int, signed: Any, context: Context

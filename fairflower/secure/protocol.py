@@ -150,7 +150,7 @@ class _Partner:
         self.mean: Vector | None = None
         #: Names and signatures of the sites' keys, by node; empty without a consortium.
         self._signed: dict[int, ConfigRecord] = {}
-        self._requests: dict[int, Any] = {}  # likewise, of what they were told with the model
+        self._requests: dict[int, ConfigRecord] = {}  # likewise, of what each has seen
         #: Exception of an exchange; all others come from Flower's handling of the replies.
         self.failure: Exception | None = None
 
@@ -190,7 +190,7 @@ class _Partner:
         replies = self._send(messages)
         if trains:
             replies = self._usable(messages, replies)
-            self._requests = {r.metadata.src_node_id: r.content.get(SIGNED, {}) for r in replies}
+            self._requests, _ = _signatures(replies)
             self.task = "sent a masked vector"
         else:
             replies, reasons = _readable(stage, messages, replies)
@@ -222,13 +222,13 @@ class _Partner:
         }
 
     def _add_signatures(
-        self, messages: Sequence[Message], signed: Mapping[int, Mapping[str, Any]]
+        self, messages: Sequence[Message], signed: Mapping[int, ConfigRecord]
     ) -> None:
         """Add all sites' signatures to the messages."""
         all_signed: dict[str, Any] = {
             "nodes": list(signed),
             "names": [self._signed[node]["name"] for node in signed],
-            "signatures": [record.get("signature", b"") for record in signed.values()],
+            "signatures": [record["signature"] for record in signed.values()],
         }
         for message in messages:
             message.content = RecordDict({**message.content, SIGNED: ConfigRecord(all_signed)})

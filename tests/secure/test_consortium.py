@@ -12,7 +12,7 @@ import pytest
 from command import call
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from curious_server import flat
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Message, MetricRecord
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 from lying_server import LyingServer, Refusal, Signed
 from secure_federation import SecureFederation, raise_at
@@ -23,7 +23,7 @@ from fairflower.engines.inline import FIRST_NODE
 from fairflower.errors import ConfigError
 from fairflower.secure.client import REFUSED
 from fairflower.secure.consortium import Consortium, read_sites
-from fairflower.secure.protocol import Halted
+from fairflower.secure.protocol import SIGNED, Halted
 from fairflower.strategies import Uniform
 
 # Sites mark their answers there, and the Flower runs of all tests have the same id.
@@ -279,6 +279,26 @@ def test_sites_with_a_consortium_go_on_without_one_that_fails(stage: str, folder
     federation.disturb = raise_at(stage, 4)
     plain.disturb = raise_at("unmask" if stage == "sign_list" else stage, 4)
     np.testing.assert_array_equal(flat(federation.train()), flat(plain.train()))
+
+
+@pytest.mark.parametrize(
+    "record", [None, ConfigRecord({"signature": 5}), MetricRecord({"signature": 5})]
+)
+def test_a_round_ends_without_a_sum_if_a_site_signs_no_request(
+    record: Any, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation = signing(folder, *range(5))
+
+    def forge(stage: str, k: int, reply: Message) -> None:
+        if (stage, k) == ("collect_masked_vectors", 4):
+            del reply.content[SIGNED]
+            if record is not None:
+                reply.content[SIGNED] = record
+
+    federation.after = forge
+    with pytest.raises(Halted, match="0 of 5 clients helped to remove the masks"):
+        federation.train()
+    assert "site 'north' signs no list with site 'center'" in caplog.text
 
 
 def test_a_round_ends_without_a_sum_if_too_few_sign_the_list(folder: Path) -> None:
