@@ -30,7 +30,7 @@ BUDGETS = {
     "participation": 320,
     "plans": 2080,
     "registry": 840,
-    "report": 6440,
+    "report": 6410,
     "secure": 1530,
     "server": 4870,
     "statistics": 410,
