@@ -45,7 +45,7 @@ class EnrolledClients:
     #: Clients without examples that the log has named.
     empty: set[int] = field(default_factory=set)
     #: Client -> round and reason, as the log has last named it.
-    logged: dict[int, tuple[int, str]] = field(default_factory=dict)
+    logged: dict[int, tuple[int, str]] = field(default_factory=dict, compare=False)
     #: Very long vectors of the last round that had any, as text.
     large_norms: list[str] = field(default_factory=list)
 

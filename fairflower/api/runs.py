@@ -273,8 +273,10 @@ def compare(
     strategy_configs = methods(StrategyConfig, strategies)
     client_configs = methods(ClientConfig, clients)
     given = settings_of(settings, [*strategy_configs, *client_configs])
-    if isinstance(settings, Mapping):  # a file may also be used for single runs
-        check_of_all(given, federated, dashes="")
+    named = settings_from_options(options)
+    # A file may also be used for single runs.
+    of_all = {**given, **named} if isinstance(settings, Mapping) else named
+    check_of_all(of_all, federated, dashes="")
     if (strategies is not None and not strategy_configs) or (
         clients is not None and not client_configs
     ):
@@ -282,13 +284,9 @@ def compare(
             "strategies, clients: the list is empty. Name at least one method, or omit the "
             "argument."
         )
-    if "seed" in options:
-        raise ConfigError(
-            "seed: compare has no argument named seed. Use seeds instead, for example seeds=[3]."
-        )
     place = None if output_dir is None else path_of("output_dir", output_dir)
     folder = new_folder("comparisons", place)
-    flat = given | settings_from_options(options)
+    flat = given | named
     parallel_runs = resolve_jobs(flat, jobs, dashes="")
     flat = {key: value for key, value in flat.items() if key not in ("run-name", "resume")}
     flat["output-dir"] = str(folder / "runs")

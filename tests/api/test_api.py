@@ -215,7 +215,7 @@ def test_invalid_arguments_of_run_are_refused_before_a_folder_is_written(
         ({"jobs": 2, "engine": "ray"}, "^jobs 2: .* engine = 'ray' is set. Remove jobs or engine"),
         ({"seeds": [1], "federations": [2]}, "^federations and seeds cannot be combined"),
         ({"seeds": "2-1"}, "^seeds '2-1': expected distinct numbers >= 0"),
-        ({"seed": 1}, "compare has no argument named seed"),
+        ({"seed": 1}, "seed: .*: use federations or seeds"),
         ({"settings": {"data": {"seed": 7}}}, "data.seed: .*: federations sets it; use seeds"),
         ({"seeds": "a"}, "distinct numbers"),
         (
