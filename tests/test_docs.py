@@ -459,6 +459,20 @@ def test_the_documented_tables_of_hospitals_go_from_the_folder_to_a_prediction(
     assert float(row["probability of yes"]) == found["probability of yes"]
 
 
+def test_the_power_in_the_guide_is_that_of_the_simulations() -> None:
+    page = (DOCS.parent / "experiments" / "error-rates.md").read_text(encoding="utf-8")
+    (header, *rows), *_ = [
+        [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+        for table in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)
+    ]
+    found = [dict(zip(header, row, strict=True)) for row in rows if row[0] == "3"]
+    assert len(found) == 3
+    guide = (DOCS / "guide.md").read_text(encoding="utf-8")
+    for row in found:
+        shares = (f"{float(row[f'{points} points found']):.0f} %" for points in (2, 4))
+        assert f"| {' | '.join([row['replicates'], *shares])} |" in guide
+
+
 def test_the_documented_partitioner_gives_each_client_two_classes(programs: Any) -> None:
     data_set = programs("pathological.py")["TwoClasses"](DataConfig(clients_per_domain=5))
     labels = np.arange(100) % 10

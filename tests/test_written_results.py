@@ -27,6 +27,8 @@ from experiments.leaderboard.ledger import Ledger
 from experiments.leaderboard.sentences import changes_over_all
 from experiments.leaderboard.stages import Stages
 from experiments.leaderboard.tables import summary as counted
+from fairflower.config import DataConfig
+from fairflower.data import prepare
 from fairflower.numerics.metrics import MIN, STD0, WORST_HALF, Summary
 from fairflower.plans.plan import parse_seeds
 from fairflower.report.analysis import Chapter, analyze
@@ -835,6 +837,22 @@ def test_who_gains_from_taking_part_follows_from_the_runs() -> None:
         **{("heart-disease", "pooled", m): "++=+" for m in ("uniform", "fedheal")},
         ("heart-disease", "pooled", "fedavg"): "++==",
     }
+
+
+def test_the_hospital_that_scores_higher_alone_is_described_by_its_data() -> None:
+    (gain,) = (
+        one.difference
+        for group in chapter_of("references-heart-disease").gains
+        if group.heading == "alone" and "uniform" in group.contrasts
+        for one in group.contrasts["uniform"].by_metric
+        if one.metric.name == "switzerland"
+    )
+    federation = prepare(DataConfig("heart-disease", clients_per_domain=1))
+    training, test = (federation.test("switzerland", split).y for split in ("train", "test"))
+    ill = int((test == 1).sum())
+    said = f"{ill} of its {len(test)} test patients are ill) scores {-gain.mean:.0f} points higher"
+    assert f"({len(training)} training patients; {said} alone" in words_of("README.md")
+    assert f"{ill} of {len(test)} test patients are ill" in words_of("docs/which-method.md")
 
 
 def test_the_readmes_table_has_five_federations_of_the_digits_with_references() -> None:
