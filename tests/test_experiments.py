@@ -122,6 +122,14 @@ def test_every_table_and_figure_of_a_paper_is_listed(paper: str) -> None:
         assert commands(part), part
 
 
+@pytest.mark.parametrize("data", ["digits", "office"])
+def test_the_command_of_table_2_is_that_of_its_page(data: str) -> None:
+    name = f"fedheal-table2-{data}-cpu"
+    made, _ = commands((FOLDER / f"{name}.md").read_text())
+    assert made in commands(INDEX)
+    assert f"{name}.toml" in made
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_every_config_is_in_the_index(path: Path) -> None:
     assert path.name in INDEX

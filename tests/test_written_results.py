@@ -322,6 +322,92 @@ def what_counts(text: str) -> list[str]:
     return lines
 
 
+#: Page of three seeds -> the name of each of its tables, with rows of it and what they are called.
+SEEN: dict[str, dict[str, dict[str, str]]] = {
+    **dict.fromkeys(
+        ("fedheal-table2-digits-cpu", "fedheal-table2-office-cpu"),
+        {"": {name: name for name in ("fedavg", "uniform", "afl", "qffl", "fedheal")}},
+    ),
+    "local-norms-cpu": dict.fromkeys(
+        ("Digits, personal models", "Office-Caltech"),
+        {
+            name: name
+            for name in ("fedbn+fedavg", "silobn+fedavg", "fedbn+uniform", "silobn+uniform")
+        },
+    ),
+    "power-of-choice-cpu": {
+        "": {
+            policy: f"uniform (participation.policy={policy})"
+            for policy in ("uniform", "by-examples", "power-of-choice")
+        }
+    },
+    "lora-texts-cpu": {"": {name: name for name in ("fedavg", "uniform", "fedheal", "fedism")}},
+    "randhie-cpu": dict.fromkeys(
+        ("by health", "by place"),
+        {name: name for name in ("fedavg", "uniform", "afl", "fedheal")},
+    ),
+    "precision": dict.fromkeys(
+        ("`cnn`", "`resnet10`"),
+        {kind: f"fedavg (train.precision={kind})" for kind in ("float32", "bf16")},
+    ),
+    "fedism-ham10000": {
+        "": {name: name for name in ("fedavg", "fedism", "gsam+fedavg", "gsam+fedism")}
+    },
+    "fedgcr-table5-cpu": {
+        "": {
+            "neither": "fedavg",
+            "FedGR": "fedgcr:num-clusters=5",
+            "FedGC": "fedgc:num-clusters=5+fedavg",
+            "both": "fedgc:num-clusters=5+fedgcr:num-clusters=5",
+        }
+    },
+}
+
+
+def means(page: str) -> Iterator[dict[str, dict[str, str]]]:
+    """Yield row -> column -> mean of the page's tables of accuracy in the last tested rounds."""
+    path = EXPERIMENTS / "tables" / f"{page}.md"
+    text = (path if path in TABLES else EXPERIMENTS / f"{page}.md").read_text(encoding="utf-8")
+    kind = "of personal models" if page == "local-norms-cpu" else "per domain"
+    for header, *rows in tables(text, f"Accuracy {kind}, mean"):
+        yield {
+            row[0].removesuffix(" (3 seeds)"): {
+                column: cell.replace("*", "").partition(" ")[0]
+                for column, cell in zip(header, row, strict=True)
+            }
+            for row in rows
+        }
+
+
+def brief(row: Mapping[str, str], columns: tuple[str, str]) -> str:
+    return " / ".join(f"{float(row[column]):.1f}" for column in columns)
+
+
+@pytest.mark.parametrize("page", SEEN)
+def test_the_answer_of_three_seeds_is_that_of_the_tables(page: str) -> None:
+    parts = []
+    for (title, rows), table in zip(SEEN[page].items(), means(page), strict=False):
+        cells = (f"{name} {brief(table[r], ('MIN', 'STD ddof 1'))}" for name, r in rows.items())
+        parts.append(f"{title}: {', '.join(cells)}".removeprefix(": "))
+    assert len(parts) == len(SEEN[page])
+    answer = f"Three seeds, no verdict. Seen (MIN / STD): {'; '.join(parts)}."
+    assert index()[f"{page}.md"] == answer
+
+
+@pytest.mark.parametrize("page", ["fedheal-table2-digits-cpu", "fedheal-table2-office-cpu"])
+def test_our_numbers_beside_the_papers_table_2_are_those_of_the_tables(page: str) -> None:
+    (ours,) = means(page)
+    text = (EXPERIMENTS / f"{page}.md").read_text(encoding="utf-8")
+    ((_, *rows),) = tables(text, "AVG / STD")
+    assert [row[0] for row in rows] == [
+        *("sgd", "fedprox", "scaffold", "moon", "feddyn", "fedproc", "fedproto")
+    ]
+    for client, _, fedavg, _, fedheal in rows:
+        for strategy, written in (("fedavg", fedavg), ("fedheal", fedheal)):
+            name = f"{client}+{strategy}".removeprefix("sgd+")
+            assert written == brief(ours[name], ("AVG", "STD ddof 1"))
+
+
 @pytest.mark.parametrize("name", sorted(MEASURED_BEFORE))
 def test_the_sentences_of_an_old_document_match_its_tables(name: str) -> None:
     text = GENERATED.sub("", (EXPERIMENTS / name).read_text(encoding="utf-8"))
