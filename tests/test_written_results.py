@@ -451,16 +451,26 @@ def test_the_counts_in_the_summary_match_the_leaderboard(findings: Findings, sum
         {(b.name, *key): one for b in findings.benchmarks for key, one in alone(findings, b)}
     )
     left = [sum(one.sign == sign for one in together.values()) for sign in (1, -1)]
+    better = [row.cells[0].text for row in counted(findings).groups[0].rows]
+    stay = sum(int(count) for text in better for count in re.findall(r"\((\d+)\)", text))
     assert max(one.low for one in gains) < 1
     assert (
         f"{len(gains)} of {len(all_of_them)} comparisons show a gain over uniform weights "
-        f"({left[0]} if all {len(together)} are corrected together), none is shown to be as large "
-        f"as one point, and {below[0]} are shown to be below two" in summary
+        f"({left[0]} if all {len(together)} are corrected together), {stay} also with its other "
+        f"settings, none is shown to be as large as one point, and {below[0]} are shown to be "
+        "below two" in summary
     )
     small = f"{below[0]} of the {len(gains)} gains and {below[1]} of the {len(losses)} losses "
     assert f"{small}are shown to be below two points" in summary
     within = sum(one.low > -2 and one.high < 2 for one in all_of_them)
-    assert f"Of the {len(all_of_them)} intervals {within} lie within two points" in summary
+    equivalent = [one for one in all_of_them if one.equivalent and not one.sign]
+    inside = sum(one.low > -2 and one.high < 2 for one in equivalent)
+    assert (
+        f"Of the {len(all_of_them)} intervals {within} lie within two points: {inside} of the "
+        f"{len(equivalent)} equivalent ones" in summary
+    )
+    assert f"and {sum(below)} others, as {small}are" in summary
+    assert within == inside + sum(below)
     results = words_of("experiments/results.md")
     assert f"{small}lie within two points" in results
     assert f"as do {within} of all {len(all_of_them)} intervals" in results
