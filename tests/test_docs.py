@@ -695,6 +695,10 @@ def test_the_citation_file_is_valid() -> None:
     assert citation["type"] in {"software", "dataset"}
     assert citation["version"] == project["version"]
     assert citation["license"] == project["license"]
+    (bibtex,) = re.findall(r"@software\{.*?\n\}", (DOCS / "guide.md").read_text("utf-8"), re.DOTALL)
+    (author,) = citation["authors"]
+    for value in (citation["title"], f"{{{author['name']}}}", citation["version"]):
+        assert f"{{{value}}}" in bibtex
     entity, person = {"name"}, {"family-names", "given-names", "orcid", "affiliation", "email"}
     assert all(a.keys() <= entity or a.keys() <= person for a in citation["authors"])
     assert citation["authors"]
