@@ -927,9 +927,11 @@ def test_the_hospital_that_scores_higher_alone_is_described_by_its_data() -> Non
     federation = prepare(DataConfig("heart-disease", clients_per_domain=1))
     training, test = (federation.test("switzerland", split).y for split in ("train", "test"))
     ill = int((test == 1).sum())
-    said = f"{ill} of its {len(test)} test patients are ill) scores {-gain.mean:.0f} points higher"
-    assert f"({len(training)} training patients; {said} alone" in words_of("README.md")
-    assert f"{ill} of {len(test)} test patients are ill" in words_of("docs/which-method.md")
+    assert (training == 1).all()
+    assert ill == len(test) - 1
+    said = f"where all {len(training)} training and {ill} of {len(test)} test patients are ill"
+    assert f"({said}) scores {-gain.mean:.0f} points higher alone" in words_of("README.md")
+    assert f"{said}, loses {-gain.mean:.2f}" in words_of("docs/results.md")
 
 
 def test_the_readmes_table_has_five_federations_of_the_digits_with_references() -> None:
