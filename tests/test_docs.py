@@ -45,7 +45,7 @@ from fairflower.exchanges import centers
 from fairflower.report import read_run
 from fairflower.server.contents import read_history
 from fairflower.strategies import STRATEGIES, FairStrategy
-from fairflower.testing import check_data, check_strategy, check_task
+from fairflower.testing import check_data, check_strategy, check_task, check_trainer
 
 DOCS = Path(__file__).parents[1] / "docs"
 LIARS = DOCS.parent / "experiments" / "liars.md"
@@ -330,6 +330,8 @@ def test_documented_helpers_compute_valid_values(programs: Any) -> None:
 
 def test_documented_strategies_pass_check_strategy(programs: Any) -> None:
     check_strategy(programs("mine.py")["LossPower"], power=2.0)
+    check_strategy(programs("half.py")["HalfStep"])
+    check_trainer(programs("focal.py")["Focal"], gamma=1.0)
     check_strategy(programs("smoothed.py")["Smoothed"])
 
 
@@ -387,7 +389,8 @@ def test_the_documented_texts_can_be_shown_compared_and_analyzed(
     check_data(namespace["Reviews"])
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "reviews.py").write_text(programs.texts["reviews.py"])
+    for name in ("reviews.py", "focal.py"):
+        (tmp_path / name).write_text(programs.texts[name])
     output = call("data", "show", "reviews:Reviews")
     assert re.search(r"tokens per text +\S+ ±", output)
     assert not list(tmp_path.glob("*.png"))
@@ -396,7 +399,7 @@ def test_the_documented_texts_can_be_shown_compared_and_analyzed(
     )
 
     options = [f"--set={key}={value}" for key, value in QUICK.items()]
-    methods = ["--clients=sgd,reviews:Focal", "--strategies=fedavg,afl", "--output-dir=out"]
+    methods = ["--clients=sgd,focal:Focal", "--strategies=fedavg,afl", "--output-dir=out"]
     call("compare", "--data=reviews:Reviews", "--seeds=0", "--jobs=1", *methods, *options)
     runs = [read_run(path) for path in sorted(Path("out/runs").iterdir())]
     assert len(runs) == 6  # uniform is in every comparison
@@ -404,7 +407,7 @@ def test_the_documented_texts_can_be_shown_compared_and_analyzed(
         assert run.config["model.name"] == "embedding-bag"
         # Praise or complaint is in the first word: what is learned in one shop helps the others.
         assert min(run.values[-1]) > 0.9
-    assert "reviews:Focal" in call("out/runs", command=SHARPNESS)
+    assert "focal:Focal" in call("out/runs", command=SHARPNESS)
 
 
 def test_the_documented_manifest_keeps_patients_together(
@@ -489,7 +492,7 @@ def test_the_documented_focal_loss_matches_the_paper(programs: Any) -> None:
 
     def loss(gamma: float) -> float:
         own = SimpleNamespace(model=net, gamma=gamma)
-        return float(programs("reviews.py")["Focal"].loss(own, x, y))
+        return float(programs("focal.py")["Focal"].loss(own, x, y))
 
     entropies = -np.log([0.9, 0.5])
     assert loss(0) == pytest.approx(entropies.mean(), rel=1e-6)
@@ -500,7 +503,7 @@ def test_the_page_on_packages_quotes_the_example() -> None:
     page = (DOCS / "your-own-parts.md").read_text()
     example = DOCS.parent / "examples" / "my-method"
     project = (example / "pyproject.toml").read_text()
-    entry_points, _ = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (entry_points,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     assert entry_points in project
     rule = (example / "my_method" / "strategy.py").read_text()
     assert rule.partition("class LossPower")[2] in page
@@ -692,6 +695,10 @@ def test_the_citation_file_is_valid() -> None:
     assert citation["type"] in {"software", "dataset"}
     assert citation["version"] == project["version"]
     assert citation["license"] == project["license"]
+    (bibtex,) = re.findall(r"@software\{.*?\n\}", (DOCS / "guide.md").read_text("utf-8"), re.DOTALL)
+    (author,) = citation["authors"]
+    for value in (citation["title"], f"{{{author['name']}}}", citation["version"]):
+        assert f"{{{value}}}" in bibtex
     entity, person = {"name"}, {"family-names", "given-names", "orcid", "affiliation", "email"}
     assert all(a.keys() <= entity or a.keys() <= person for a in citation["authors"])
     assert citation["authors"]
