@@ -41,6 +41,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Keeps Ray from installing a separate environment for its workers.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
+# The test processes beside it take much memory: Ray would kill workers of runs that are compared.
+os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+
 
 # With numexpr, which tests need for another library, pandas takes the column "round" in a query for
 # numexpr's function.
