@@ -27,12 +27,14 @@ from fairflower.tables.encoding import (
     Encoding,
     Sums,
     check_coding,
+    check_levels,
     declared,
     differences,
     encoded,
     merged,
     scaled_task,
     summed,
+    undeclared,
     unknown_levels,
 )
 from fairflower.tables.folder import CONTENT, TableFiles, check_has
@@ -297,6 +299,8 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         self._parse(columns)
         raws = {domain: self._raw[domain].rows(at) for domain, at in places.items()}
         sums = {domain: summed(raw) for domain, raw in raws.items()}
+        if not site:  # a site can be asked for statistics, which show its levels
+            check_levels(sums)
         if self.files.schema.sums:
             self._encoding = merged(sums)
         else:
@@ -310,7 +314,8 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         check_coding({d: [*own.counts] for d, of in targets.items() for own in of.values()})
         for domain, frame in frames.items():
             logger.info("%s", self._summary(domain, frame, used))
-        found = differences({d: {**own, **targets[d]} for d, own in sums.items()})
+        found = undeclared(sums)
+        found += differences({d: {**own, **targets[d]} for d, own in sums.items()})
         found += leaks(self._encoding, raws, {d: self._predicted(f) for d, f in trained.items()})
         found += shared_rows({d: f[[*used, *self.target_names]] for d, f in frames.items()})
         found += single_class(targets)

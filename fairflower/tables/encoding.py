@@ -29,6 +29,7 @@ from fairflower.tables.columns import (
     column_of,
     common_kind,
     listed_kinds,
+    refused,
     without_day,
 )
 
@@ -283,6 +284,32 @@ def differences(places: Mapping[str, Sums]) -> list[str]:
             said.append(f"The column {name!r} has no level in common at {_list(apart)}: is it coded"
                         " differently?")  # fmt: skip
     return said
+
+
+def undeclared(places: Mapping[str, Sums], least_share: float = 0.0) -> list[str]:
+    """Return sentences on columns with levels that the schema, which has some, does not declare.
+
+    Only columns are named of which more than ``least_share`` of a place's rows have such levels.
+    """
+    said = []
+    for place, sums in places.items():
+        for name, own in sums.items():
+            count = own.known - sum(own.counts.get(level, 0) for level in own.column.levels)
+            if own.column.levels and count > own.known * least_share:
+                said.append(
+                    f"{count} of {own.known} training rows at {place} have an undeclared level of "
+                    f"{name!r}: join codings with codes in the schema, or declare the level."
+                )
+    return said
+
+
+def check_levels(places: Mapping[str, Sums]) -> None:
+    """Raise ``DataError`` if most rows of a place have an undeclared level of a column."""
+    if said := undeclared(places, 0.5):
+        raise refused(
+            " ".join(said),
+            "the table does not follow the schema: most rows have an undeclared level of a column",
+        )
 
 
 def check_coding(classes: Mapping[str, Sequence[str]]) -> None:
