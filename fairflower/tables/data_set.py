@@ -41,7 +41,7 @@ from fairflower.tables.folder import CONTENT, TableFiles, check_has
 from fairflower.tables.reading import is_number, numbers_of, without_unit
 from fairflower.tables.schema import kind_of, parse, whole_numbers
 from fairflower.tables.sites import SiteTable
-from fairflower.tables.warnings import leaks, shared_rows, single_class
+from fairflower.tables.warnings import compared, leaks, shared_rows, single_class
 from fairflower.tasks import Targets, task_of
 
 #: Most values of a numeric target that are classes, and of a numeric column with groups of people.
@@ -317,7 +317,8 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         found = undeclared(sums)
         found += differences({d: {**own, **targets[d]} for d, own in sums.items()})
         found += leaks(self._encoding, raws, {d: self._predicted(f) for d, f in trained.items()})
-        found += shared_rows({d: f[[*used, *self.target_names]] for d, f in frames.items()})
+        rows = {d: compared(self._raw[d], used, self._named_targets(f)) for d, f in frames.items()}
+        found += shared_rows(rows, self.config.smallest_group)
         found += single_class(targets)
         for text in found:
             logger.warning(text)
@@ -334,6 +335,11 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         """Return the targets of rows: names of classes, or numbers."""
         classes = task_of(self.task).classes
         return frame[self.target_names[0]] if classes else self._targets(frame)
+
+    def _named_targets(self, frame: pd.DataFrame) -> dict[str, Any]:
+        """Return the targets of rows by name, [N] each."""
+        y = np.asarray(self._predicted(frame)).reshape(len(frame), -1)
+        return dict(zip(self.target_names, y.T, strict=True))
 
     def _target_sums(self, frame: pd.DataFrame) -> Sums:
         """Return the sums of the targets, as of columns."""

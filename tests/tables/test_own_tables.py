@@ -329,7 +329,8 @@ def test_rows_at_two_domains_and_single_classes_are_said(
     again["disease"] = ["yes"] * 40
     same = {k: [*v] for k, v in again.items()}
     prepare(config_of(write(tmp_path / "t", a=again, b=same, c=table(40))))
-    assert "40 rows are at two or more domains" in caplog.text
+    said = "Rows without missing cells are equal in all 2 columns: 40 at a and b. Chance would"
+    assert said in caplog.text
     assert "All training rows at a have the same class" in caplog.text
 
 
