@@ -55,12 +55,12 @@ def new_features(encoding: Encoding, frame: pd.DataFrame, where: str, decimal: s
     """
     frame = frame.copy()
     for column in encoding.columns:
-        if column.name not in frame:
+        if column.name not in frame and not column.may_miss:
             words = unknown("column", column.name, [str(name) for name in frame][:50])
-            if not column.may_miss:
-                text = f"{where}: {words} The model needs it, and no training row lacked it."
-                raise DataError(text)
-            logger.warning("%s: %s It counts as missing in all rows.", where, words)
+            raise DataError(f"{where}: {words} The model needs it, and no training row lacked it.")
+        if column.name not in frame:
+            text = "%s: the column %r, which the model uses, is not there: all its cells count as "
+            logger.warning(text + "missing, and are replaced.", where, column.name)
         frame[column.name] = frame.get(column.name, "")
     raw = parse(where, frame, encoding.columns, decimal)
     for column in encoding.columns:
