@@ -317,8 +317,9 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         found = undeclared(sums)
         found += differences({d: {**own, **targets[d]} for d, own in sums.items()})
         found += leaks(self._encoding, raws, {d: self._predicted(f) for d, f in trained.items()})
-        rows = {d: compared(self._raw[d], used, self._named_targets(f)) for d, f in frames.items()}
-        found += shared_rows(rows, self.config.smallest_group)
+        if not site:
+            both = {d: compared(self._raw[d], used, self._predicted(f)) for d, f in frames.items()}
+            found += shared_rows(both, self.config.smallest_group)
         found += single_class(targets)
         for text in found:
             logger.warning(text)
@@ -335,11 +336,6 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         """Return the targets of rows: names of classes, or numbers."""
         classes = task_of(self.task).classes
         return frame[self.target_names[0]] if classes else self._targets(frame)
-
-    def _named_targets(self, frame: pd.DataFrame) -> dict[str, Any]:
-        """Return the targets of rows by name, [N] each."""
-        y = np.asarray(self._predicted(frame)).reshape(len(frame), -1)
-        return dict(zip(self.target_names, y.T, strict=True))
 
     def _target_sums(self, frame: pd.DataFrame) -> Sums:
         """Return the sums of the targets, as of columns."""

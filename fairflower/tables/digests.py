@@ -48,7 +48,7 @@ def rows_of(config: DataConfig, domain: str) -> tuple[dict[str, Kind], pd.DataFr
     columns = [column for column in columns if column.is_used]
     raw = parse(where, frame, columns, tables.schema.format.decimal)
     kinds = {column.name: column.kind for column in columns}
-    return kinds, compared(raw, kinds, {})
+    return kinds, compared(raw, kinds)
 
 
 def _digest(key: str, text: str) -> str:

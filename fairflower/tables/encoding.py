@@ -295,7 +295,8 @@ def undeclared(places: Mapping[str, Sums], least_share: float = 0.0) -> list[str
     for place, sums in places.items():
         for name, own in sums.items():
             count = own.known - sum(own.counts.get(level, 0) for level in own.column.levels)
-            if own.column.levels and count > own.known * least_share:
+            category = own.column.kind == "category" and own.column.levels
+            if category and count > own.known * least_share:
                 said.append(
                     f"{count} of {own.known} training rows at {place} have an undeclared level of "
                     f"{name!r}: join codings with codes in the schema, or declare the level."

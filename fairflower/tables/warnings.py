@@ -60,10 +60,12 @@ def _gives_away(x: Any, y: Any) -> bool:
     return False
 
 
-def compared(raw: Raw, names: Iterable[str], targets: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the rows that have no missing cell: numbers, levels, and targets [N], by column."""
-    cells = {name: raw.texts(name) if name in raw.levels else raw.column(name) for name in names}
-    frame = pd.DataFrame({**cells, **targets})
+def compared(raw: Raw, names: Iterable[str], targets: Any = ()) -> pd.DataFrame:
+    """Return the rows without a missing cell, as numbers, levels and targets [N] or [N, D]."""
+    cells: dict[Any, Any] = {n: raw.texts(n) if n in raw.levels else raw.column(n) for n in names}
+    if len(targets):
+        cells |= enumerate(np.asarray(targets).reshape(len(raw.x), -1).T)
+    frame = pd.DataFrame(cells)
     return frame[~((frame == "") | frame.isna()).any(axis=1)]
 
 
@@ -91,9 +93,8 @@ def shared_rows(frames: Mapping[str, pd.DataFrame], least: int) -> list[str]:
     listed = ", ".join(pairs[:9]) + ", ..." * (len(pairs) > 9)
     columns = frames[next(iter(frames))].shape[1]
     return [
-        f"Rows without missing cells are equal in all {counted(columns, 'column')}: "
-        f"{listed}. Chance would give fewer. If they are of the same people, remove them "
-        "from all but one."
+        f"Rows without missing cells are equal in all {counted(columns, 'column')}: {listed}. "
+        "Chance would give fewer. If they are of the same people, remove them from all but one."
     ]
 
 
