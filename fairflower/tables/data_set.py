@@ -27,7 +27,6 @@ from fairflower.tables.encoding import (
     Encoding,
     Sums,
     check_coding,
-    check_levels,
     declared,
     differences,
     encoded,
@@ -299,8 +298,6 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         self._parse(columns)
         raws = {domain: self._raw[domain].rows(at) for domain, at in places.items()}
         sums = {domain: summed(raw) for domain, raw in raws.items()}
-        if not site:  # a site can be asked for statistics, which show its levels
-            check_levels(sums)
         if self.files.schema.sums:
             self._encoding = merged(sums)
         else:
@@ -314,7 +311,7 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         check_coding({d: [*own.counts] for d, of in targets.items() for own in of.values()})
         for domain, frame in frames.items():
             logger.info("%s", self._summary(domain, frame, used))
-        found = undeclared(sums)
+        found = undeclared(sums, refuse=not site)  # statistics show a site's levels
         found += differences({d: {**own, **targets[d]} for d, own in sums.items()})
         found += leaks(self._encoding, raws, {d: self._predicted(f) for d, f in trained.items()})
         if not site:

@@ -286,31 +286,26 @@ def differences(places: Mapping[str, Sums]) -> list[str]:
     return said
 
 
-def undeclared(places: Mapping[str, Sums], least_share: float = 0.0) -> list[str]:
+def undeclared(places: Mapping[str, Sums], refuse: bool = True) -> list[str]:
     """Return sentences on columns with levels that the schema, which has some, does not declare.
 
-    Only columns are named of which more than ``least_share`` of a place's rows have such levels.
+    Raises ``DataError`` if most rows of a place have such levels, unless ``refuse`` is false.
     """
-    said = []
+    said, most = [], []
     for place, sums in places.items():
         for name, own in sums.items():
             count = own.known - sum(own.counts.get(level, 0) for level in own.column.levels)
-            category = own.column.kind == "category" and own.column.levels
-            if category and count > own.known * least_share:
-                said.append(
-                    f"{count} of {own.known} training rows at {place} have an undeclared level of "
-                    f"{name!r}: join codings with codes in the schema, or declare the level."
-                )
+            if own.column.kind != "category" or not own.column.levels or not count:
+                continue
+            said.append(
+                f"{count} of {own.known} training rows at {place} have an undeclared level of "
+                f"{name!r}: join codings with codes in the schema, or declare the level."
+            )
+            most += [said[-1]] * (count > own.known / 2)
+    if most and refuse:
+        fault = "most rows have an undeclared level of a column"
+        raise refused(" ".join(most), f"the table does not follow the schema: {fault}")
     return said
-
-
-def check_levels(places: Mapping[str, Sums]) -> None:
-    """Raise ``DataError`` if most rows of a place have an undeclared level of a column."""
-    if said := undeclared(places, 0.5):
-        raise refused(
-            " ".join(said),
-            "the table does not follow the schema: most rows have an undeclared level of a column",
-        )
 
 
 def check_coding(classes: Mapping[str, Sequence[str]]) -> None:

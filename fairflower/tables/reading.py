@@ -59,10 +59,9 @@ def read_table(path: Path, given: Format) -> pd.DataFrame:
         header = [str(name).strip() for name in frame.columns]
         cells = [frame.iloc[:, k].astype(object) for k in range(len(header))]
         columns = [c.where(c.notna(), "").astype(str).tolist() for c in cells]
-        about, attributes = "Parquet", {}
+        about, gaps = "Parquet", None
     else:
         header, columns, about, gaps = _of_text(path, given)
-        attributes = {"gaps": gaps}
     twice = [name for name, count in Counter(filter(None, header)).items() if count > 1]
     if twice:
         raise refused(f"{path}: found several columns named {twice[0]!r}. Rename all but one.")
@@ -72,7 +71,7 @@ def read_table(path: Path, given: Format) -> pd.DataFrame:
         files.logger.warning("%s: %d columns without a name are ignored.", path, unnamed)
     named = {name: column for name, column in zip(header, columns, strict=True) if name}
     frame = pd.DataFrame({name: _stripped(cells) for name, cells in named.items()}, dtype=object)
-    frame.attrs |= {**attributes, "read": f"{about}, {counted(len(header), 'column')}"}
+    frame.attrs |= {"gaps": gaps, "read": f"{about}, {counted(len(header), 'column')}"}
     return frame
 
 

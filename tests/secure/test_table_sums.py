@@ -279,6 +279,13 @@ def test_a_site_with_other_codes_than_the_schema_takes_no_part(
     caplog.clear()
     assert len(encoding_of(run(at(nodes), tmp_path / "runs", **MASKED)).columns) == 4
     assert "undeclared" not in caplog.text
+    few = text.replace(";F;", ";D;", 3)
+    (folder / "north.csv").write_text(few)
+    for _ in range(2):  # also from the cache
+        caplog.clear()
+        alone = {"domain": "north", "data-dir": str(folder), "smallest-group": 1}
+        run(at([alone]), tmp_path / "runs", **{"evaluate.by": "clients", "statistics": True})
+        assert "160 training rows at north have an undeclared level of 'sex'" in caplog.text
 
 
 def test_masked_sums_need_declared_ranges_and_the_same_schema(tmp_path: Path) -> None:
