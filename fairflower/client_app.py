@@ -39,6 +39,7 @@ from fairflower.secure.client import limit_tests, must_mask, secure_mod
 from fairflower.secure.sums import SUMS
 from fairflower.secure.vectors import MaskingInstructions
 from fairflower.table_sums import vector_of_table
+from fairflower.tables.encoding import undeclared
 from fairflower.tables.sites import SiteTable, check_own
 from fairflower.training.app import make_client_app
 from fairflower.training.batches import ClientData
@@ -214,7 +215,10 @@ def _described_site(message: Message, context: Context, run: RunConfig) -> Feder
     site = open_site(config, str(node["domain"]))
     if not site.encoding:
         return site
-    table = SiteTable.from_json(site.encoding).to_send(config.smallest_group)
+    table = SiteTable.from_json(site.encoding)
+    for text in undeclared({site.domains[0]: table.sums}, refuse=not run.statistics):
+        logger.warning(text)
+    table = table.to_send(config.smallest_group)
     if table.sums and run.privacy.on:
         raise ConfigError(
             "privacy.clip: the server would see each site's sums of its table, without noise. "

@@ -443,7 +443,7 @@ def test_the_documented_tables_of_hospitals_go_from_the_folder_to_a_prediction(
     proposed, described, shown, compared, predicted = first
     said = call(*described)
     assert "The column 'ward' is ignored, because north, west lack it." in said
-    assert "fewer than 5 rows at north are at south" in said
+    assert "Chance would give fewer" not in said
     assert Path("statistics/index.html").is_file()
     quick = {"fedavg,qffl": "fedavg", "alone,pooled": "alone", "0-4": "0", "10": "1", "2": "1"}
     call(*(quick.get(word, word) for word in compared), "-s", "engine=inline")
@@ -459,7 +459,7 @@ def test_the_documented_tables_of_hospitals_go_from_the_folder_to_a_prediction(
     (row,) = csv.DictReader(Path("predicted.csv").read_text().splitlines())
     names = programs("predict_one.py")
     found = names["network"].from_row({"sex": "M", "smoking": "never", "age": 71, "bmi": None})
-    assert float(row["probability of yes"]) == found["probability of yes"]
+    assert float(row["probability of yes"]) == round(found["probability of yes"], 6)
 
 
 def test_the_power_in_the_guide_is_that_of_the_simulations() -> None:

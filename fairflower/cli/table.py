@@ -114,7 +114,10 @@ def predict(
 
     frame = read_table(rows, Format())
     made = network(read_run(run), which="best" if best else None).from_rows(frame, str(rows))
-    text = frame.assign(**made).to_csv(index=False)
+    rounded = {
+        k: [round(v, 6) if isinstance(v, float) else v for v in of] for k, of in made.items()
+    }
+    text = frame.assign(**rounded).to_csv(index=False)
     if out is None:
         typer.echo(text, nl=False)
         return

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,11 +23,11 @@ from fairflower.errors import RunFolderError
 from fairflower.report.cells import DASH, Cell, Group, Row, Table
 from fairflower.report.pages import TerminalTable, listed, markdown_of, page_of
 from fairflower.server.contents import STATISTICS, read_text
-from fairflower.server.statistics import shared_rows
 from fairflower.tables.columns import OTHER
-from fairflower.tables.digests import row_digests
+from fairflower.tables.digests import rows_of
 from fairflower.tables.encoding import ColumnSums
 from fairflower.tables.sites import SiteTable, said_of
+from fairflower.tables.warnings import shared_rows
 
 #: The cell of a column's sums at a place; None if the place lacks the column.
 CellOf = Callable[[ColumnSums | None, int], Cell]
@@ -74,13 +73,13 @@ def folder_statistics(config: DataConfig) -> DataStatistics:
     least, config = config.smallest_group, replace(config, smallest_group=1)
     sites = {domain: open_site(config, domain) for domain in domains}
     said = [text for s in sites.values() for level, text in s.remarks if level == "WARNING"]
-    data, key = DataStatistics(sites, least, list(dict.fromkeys(said))), secrets.token_hex()
-    if len(tables := data.tables) < 2:
+    data = DataStatistics(sites, least, list(dict.fromkeys(said)))
+    if len(data.tables) < 2:
         return data
-    common = set.intersection(*({*t.sums, *t.targets} for t in tables.values()))
-    rows = {domain: row_digests(config, domain, key, common) for domain in domains}
-    notes = shared_rows({d: (about, frozenset(own)) for d, (about, own) in rows.items()}, least)
-    return replace(data, notes=[*data.notes, *notes])
+    kinds, frames = zip(*(rows_of(config, domain) for domain in domains), strict=True)
+    common = [name for name, _ in set.intersection(*(set(of.items()) for of in kinds))]
+    rows = {d: frame[common] for d, frame in zip(domains, frames, strict=True)}
+    return replace(data, notes=[*data.notes, *(shared_rows(rows, least) if common else ())])
 
 
 def read_statistics(folder: Path) -> DataStatistics:

@@ -56,6 +56,13 @@ REFUSED = (
     "log has the reason. Nothing was sent"
 )
 
+#: The same for sums of a table, for which nobody trains.
+REFUSED_SUMS = (
+    "this site did not answer the server. Either the request for sums of its table does not follow "
+    "secure aggregation (a run asks once: start a new one), or the table does not follow the "
+    "schema; the site's own log says which column. Nothing was sent"
+)
+
 #: Examples on which a client can test, other than its test examples; see the app.
 _SPLITS = ("train", "validation")
 
@@ -116,7 +123,7 @@ def secure_mod(message: Message, context: Context, call_next: App) -> Message:
     except Exception as error:
         if error in failures:
             raise
-        raise _refusal(error) from None
+        raise _refusal(error, SUMS in records.get("config", {})) from None
     finally:
         np.random.set_state(random_state)
 
@@ -137,10 +144,11 @@ def limit_tests(message: Message, context: Context, call_next: App) -> Message:
     return call_next(message, context)
 
 
-def _refusal(reason: Exception) -> ValueError:
+def _refusal(reason: Exception, of_sums: bool = False) -> ValueError:
     """Log the reason, and return the exception with the text that the server reads."""
     logger.warning("This client did not answer the server: %s", str(reason) or repr(reason))
-    return ValueError(f"{reason}. Nothing was sent" if isinstance(reason, NotSigned) else REFUSED)
+    said = REFUSED_SUMS if of_sums else REFUSED
+    return ValueError(f"{reason}. Nothing was sent" if isinstance(reason, NotSigned) else said)
 
 
 def _as_classic(request: Message, reply: Message) -> Message:

@@ -92,10 +92,14 @@ def shared_rows(rows: Mapping[str, tuple[str, frozenset[str]]], least: int) -> l
             count = len(pairs[a][1] & pairs[b][1])
             number = f"{count}" if count >= least else f"fewer than {least}"
             if count:
-                said.append(f"{number} rows at {a} are at {b}, too, equal in all columns.")
+                said.append(
+                    f"{number} rows at {a} are at {b}, too, equal in all columns. This may be "
+                    "chance, if columns have few different values."
+                )
     if unknown := [place for place in rows if place not in known]:
         said.append(
             f"Whether rows at {', '.join(unknown)} are at other places, too, cannot be known: they "
-            "have no digests (row-digests in the node config), or another key or other columns."
+            "have no digests (row-digests in the node config), another key, or columns of other "
+            "names or kinds."
         )
     return said

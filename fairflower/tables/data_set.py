@@ -33,13 +33,14 @@ from fairflower.tables.encoding import (
     merged,
     scaled_task,
     summed,
+    undeclared,
     unknown_levels,
 )
 from fairflower.tables.folder import CONTENT, TableFiles, check_has
 from fairflower.tables.reading import is_number, numbers_of, without_unit
 from fairflower.tables.schema import kind_of, parse, whole_numbers
 from fairflower.tables.sites import SiteTable
-from fairflower.tables.warnings import leaks, shared_rows, single_class
+from fairflower.tables.warnings import compared, leaks, shared_rows, single_class
 from fairflower.tasks import Targets, task_of
 
 #: Most values of a numeric target that are classes, and of a numeric column with groups of people.
@@ -310,9 +311,12 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         check_coding({d: [*own.counts] for d, of in targets.items() for own in of.values()})
         for domain, frame in frames.items():
             logger.info("%s", self._summary(domain, frame, used))
-        found = differences({d: {**own, **targets[d]} for d, own in sums.items()})
+        found = undeclared(sums, refuse=not site)  # statistics show a site's levels
+        found += differences({d: {**own, **targets[d]} for d, own in sums.items()})
         found += leaks(self._encoding, raws, {d: self._predicted(f) for d, f in trained.items()})
-        found += shared_rows({d: f[[*used, *self.target_names]] for d, f in frames.items()})
+        if not site:
+            both = {d: compared(self._raw[d], used, self._predicted(f)) for d, f in frames.items()}
+            found += shared_rows(both, self.config.smallest_group)
         found += single_class(targets)
         for text in found:
             logger.warning(text)

@@ -29,6 +29,7 @@ from fairflower.tables.columns import (
     column_of,
     common_kind,
     listed_kinds,
+    refused,
     without_day,
 )
 
@@ -282,6 +283,28 @@ def differences(places: Mapping[str, Sums]) -> list[str]:
         if apart:
             said.append(f"The column {name!r} has no level in common at {_list(apart)}: is it coded"
                         " differently?")  # fmt: skip
+    return said
+
+
+def undeclared(places: Mapping[str, Sums], refuse: bool = True) -> list[str]:
+    """Return sentences on columns with levels that the schema, which has some, does not declare.
+
+    Raises ``DataError`` if most rows of a place have such levels, unless ``refuse`` is false.
+    """
+    said, most = [], []
+    for place, sums in places.items():
+        for name, own in sums.items():
+            count = own.known - sum(own.counts.get(level, 0) for level in own.column.levels)
+            if own.column.kind != "category" or not own.column.levels or not count:
+                continue
+            said.append(
+                f"{count} of {own.known} training rows at {place} have an undeclared level of "
+                f"{name!r}: join codings with codes in the schema, or declare the level."
+            )
+            most += [said[-1]] * (count > own.known / 2)
+    if most and refuse:
+        fault = "most rows have an undeclared level of a column"
+        raise refused(" ".join(most), f"the table does not follow the schema: {fault}")
     return said
 
 

@@ -59,9 +59,9 @@ def read_table(path: Path, given: Format) -> pd.DataFrame:
         header = [str(name).strip() for name in frame.columns]
         cells = [frame.iloc[:, k].astype(object) for k in range(len(header))]
         columns = [c.where(c.notna(), "").astype(str).tolist() for c in cells]
-        about = "Parquet"
+        about, gaps = "Parquet", None
     else:
-        header, columns, about = _of_text(path, given)
+        header, columns, about, gaps = _of_text(path, given)
     twice = [name for name, count in Counter(filter(None, header)).items() if count > 1]
     if twice:
         raise refused(f"{path}: found several columns named {twice[0]!r}. Rename all but one.")
@@ -71,7 +71,7 @@ def read_table(path: Path, given: Format) -> pd.DataFrame:
         files.logger.warning("%s: %d columns without a name are ignored.", path, unnamed)
     named = {name: column for name, column in zip(header, columns, strict=True) if name}
     frame = pd.DataFrame({name: _stripped(cells) for name, cells in named.items()}, dtype=object)
-    frame.attrs["read"] = f"{about}, {counted(len(header), 'column')}"
+    frame.attrs |= {"gaps": gaps, "read": f"{about}, {counted(len(header), 'column')}"}
     return frame
 
 
@@ -79,8 +79,8 @@ def _stripped(cells: Iterable[str]) -> list[str]:
     return ["" if (text := sys.intern(cell.strip())) in MISSING else text for cell in cells]
 
 
-def _of_text(path: Path, given: Format) -> tuple[list[str], list[list[str]], str]:
-    """Return the header and the columns of a file of delimited text, and how it is written."""
+def _of_text(path: Path, given: Format) -> tuple[list[str], list[list[str]], str, list[int]]:
+    """Return the header and columns of delimited text, how it is written, and `_checked`'s gaps."""
     with files.explained(f"{path} cannot be read as a table"), files.open_regular(path) as file:
         data = file.read()
         cells = sum(data.count(mark.encode()) for mark in _DELIMITERS + "\n")
@@ -92,19 +92,25 @@ def _of_text(path: Path, given: Format) -> tuple[list[str], list[list[str]], str
         with files.long_fields():
             delimiter = given.delimiter or _delimiter(path, text)
             rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-            header, kept = _checked(path, rows)
+            header, kept, gaps = _checked(path, rows)
     marks = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "bar"}
     about = f"{marks.get(delimiter, repr(delimiter))} between values, {encoding}"
-    return header, [list(column) for column in zip(*kept, strict=True)], about
+    return header, [list(column) for column in zip(*kept, strict=True)], about, gaps
 
 
-def _checked(path: Path, rows: Any) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the rows of a file, without empty lines."""
+def _checked(path: Path, rows: Any) -> tuple[list[str], list[list[str]], list[int]]:
+    """Return the header, the rows of a file without empty lines, and its gaps.
+
+    These are, for each line that is empty or continues a row, the next row's number, from 0.
+    """
     kept: list[list[str]] = []
+    gaps: list[int] = []
     problem, header = "", []
     try:
         header = [name.strip() for name in next(rows)]
+        line = rows.line_num  # before the row
         for row in rows:
+            line, before = rows.line_num, line
             cells = [cell.strip() for cell in row]
             if not any(cells):
                 continue
@@ -115,13 +121,14 @@ def _checked(path: Path, rows: Any) -> tuple[list[str], list[list[str]]]:
                 problem = "repeats the header. Remove it."
             if problem:
                 break
+            gaps += [len(kept)] * (before - len(kept) - len(gaps) - 1)
             kept.append(cells)
     except csv.Error as error:
         problem = f"cannot be read: {error}. Is a quote not closed?"
     if problem:
         line = f"line {rows.line_num}"
         raise refused(f"{path}: {line} {problem}", f"{line} of a table {problem}")
-    return header, kept
+    return header, kept, gaps
 
 
 def _decoded(path: Path, data: bytes, given: str) -> tuple[str, str]:

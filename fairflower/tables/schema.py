@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import combinations
 from pathlib import Path
 from typing import get_args
 
@@ -217,7 +218,8 @@ def proposed(frames: Mapping[str, pd.DataFrame], targets: Collection[str]) -> st
     """Return the text of a schema for tables by domain, which people complete."""
     lines = [
         "# What the columns mean. Correct it, fill in units, and use the same file at all sites.",
-        "# kind: number, category, date (with since), target or ignored. low and high are rounded.",
+        "# kind: number, category, date (with since), target or ignored.",
+        "# low and high are those of these rows, rounded: widen them to what is possible.",
         f"# levels: those of at least {RARE} rows; other ones are joined.",
     ]
     names = list(dict.fromkeys(str(name) for frame in frames.values() for name in frame))
@@ -246,7 +248,15 @@ def _details(kind: Kind, cells: Sequence[pd.Series], chosen: str) -> list[str]:
         held = pd.concat(cells)
         counts = held[held != ""].value_counts()
         levels = sorted(map(str, counts[counts >= RARE].index))
-        return [f"levels = [{', '.join(map(toml_value, levels))}]"]
+        lines = [f"levels = [{', '.join(map(toml_value, levels))}]"]
+        sets = [{*own} & {*levels} for own in cells]
+        if codes := [b for a, b in combinations(sets, 2) if a and b and not a & b]:
+            lines += [
+                "# Domains have no level in common. Are they codings of the same? Then keep one as",
+                "# levels, and the other as codes: the first code means the first level.",
+                f"# codes = [{', '.join(map(toml_value, sorted(codes[0])))}]",
+            ]
+        return lines
     if kind != "number":
         return []
     pairs = [without_unit(own) for own in cells]

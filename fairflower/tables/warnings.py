@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -59,17 +60,55 @@ def _gives_away(x: Any, y: Any) -> bool:
     return False
 
 
-def shared_rows(frames: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Return a sentence if rows of two domains are equal in all columns."""
-    seen: Counter[int] = Counter()
-    for frame in frames.values():  # rows that others of their domain equal are no sign of a person
-        seen.update(pd.util.hash_pandas_object(frame, index=False).drop_duplicates(keep=False))
-    if twice := sum(count > 1 for count in seen.values()):
-        return [
-            f"{counted(twice, 'row', 'is', 'are')} at two or more domains, equal in all columns. "
-            "If they are of the same people, remove them from all but one."
-        ]
-    return []
+def compared(raw: Raw, names: Iterable[str], targets: Any = ()) -> pd.DataFrame:
+    """Return the rows without a missing cell, as numbers, levels and targets [N] or [N, D]."""
+    cells: dict[Any, Any] = {n: raw.texts(n) if n in raw.levels else raw.column(n) for n in names}
+    if len(targets):
+        cells |= enumerate(np.asarray(targets).reshape(len(raw.x), -1).T)
+    frame = pd.DataFrame(cells)
+    return frame[~((frame == "") | frame.isna()).any(axis=1)]
+
+
+def distinct(frame: pd.DataFrame) -> set[Any]:
+    """Return digests of the rows that equal no other row of their domain."""
+    rows = pd.util.hash_pandas_object(frame, index=False)
+    return set(rows.drop_duplicates(keep=False))
+
+
+def shared_rows(frames: Mapping[str, pd.DataFrame], least: int) -> list[str]:
+    """Return a sentence if more rows of two domains are equal than chance explains.
+
+    ``frames`` have the `compared` rows. Counts below ``least`` are not told. Chance explains a
+    count that Poisson's law with the mean `by_chance` exceeds with a probability above 0.001.
+    """
+    from scipy.stats import poisson
+
+    rows, pairs = {domain: distinct(frame) for domain, frame in frames.items()}, []
+    for a, b in combinations(frames, 2):
+        count = len(rows[a] & rows[b])
+        if count and poisson.sf(count - 1, by_chance(frames[a], frames[b])) < 0.001:
+            pairs.append(f"{count if count >= least else f'fewer than {least}'} at {a} and {b}")
+    if not pairs:
+        return []
+    listed = ", ".join(pairs[:9]) + ", ..." * (len(pairs) > 9)
+    columns = frames[next(iter(frames))].shape[1]
+    return [
+        f"Rows without missing cells are equal in all {counted(columns, 'column')}: {listed}. "
+        "Chance would give fewer. If they are of the same people, remove them from all but one."
+    ]
+
+
+def by_chance(a: pd.DataFrame, b: pd.DataFrame) -> float:
+    """Return how many pairs of rows would be equal if the columns were independent.
+
+    The share of pairs that are equal in a column is that within domains, with one more equal pair.
+    """
+    expected = float(len(a) * len(b))
+    for name in a:
+        counts = [frame[name].value_counts().to_numpy() for frame in (a, b)]
+        equal = sum(int((n * (n - 1)).sum()) for n in counts)
+        expected *= (2 + equal) / (2 + sum(len(f) * (len(f) - 1) for f in (a, b)))
+    return expected
 
 
 def single_class(targets: Mapping[str, Sums]) -> list[str]:

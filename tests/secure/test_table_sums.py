@@ -253,8 +253,39 @@ def test_a_site_sends_no_sums_without_masks(kind: str, tmp_path: Path) -> None:
 def test_a_site_sums_up_once_in_a_run(tmp_path: Path) -> None:
     grid = at(hospitals(tmp_path))
     run(grid, tmp_path / "runs", **MASKED)
-    with pytest.raises(ConfigError, match="A site takes part once in a run"):
+    with pytest.raises(
+        ConfigError, match=r"request for sums of its table.*takes part once in a run"
+    ):
         run(grid, tmp_path / "runs", **MASKED)
+
+
+@pytest.mark.parametrize("sums", ["true", "false"])
+def test_a_site_with_other_codes_than_the_schema_takes_no_part(
+    sums: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = hospitals(tmp_path, f"sums = {sums}\n{SCHEMA}")
+    folder = Path(nodes[2]["data-dir"])
+    text = (folder / "north.csv").read_text("utf-8-sig")
+    (folder / "north.csv").write_text(text.replace(";F;", ";2;").replace(";M;", ";1;"))
+    with pytest.raises(
+        ConfigError, match="most rows have an undeclared level of a column"
+    ) as found:
+        run(at(nodes), tmp_path / "runs", **MASKED, sites=3)
+    assert "sex" not in str(found.value)
+    assert "160 of 160 training rows at north have an undeclared level of 'sex'" in caplog.text
+    mended = SCHEMA.replace('["F", "M"]', '["F", "M"]\ncodes = ["2", "1"]')
+    for node in nodes:
+        Path(node["data-dir"], "schema.toml").write_text(f"sums = {sums}\n{mended}")
+    caplog.clear()
+    assert len(encoding_of(run(at(nodes), tmp_path / "runs", **MASKED)).columns) == 4
+    assert "undeclared" not in caplog.text
+    few = text.replace(";F;", ";D;", 3)
+    (folder / "north.csv").write_text(few)
+    for _ in range(2):  # also from the cache
+        caplog.clear()
+        alone = {"domain": "north", "data-dir": str(folder), "smallest-group": 1}
+        run(at([alone]), tmp_path / "runs", **{"evaluate.by": "clients", "statistics": True})
+        assert "160 training rows at north have an undeclared level of 'sex'" in caplog.text
 
 
 def test_masked_sums_need_declared_ranges_and_the_same_schema(tmp_path: Path) -> None:

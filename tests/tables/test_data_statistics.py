@@ -27,6 +27,7 @@ from fairflower.report.data_statistics import (
 )
 from fairflower.server.contents import STATISTICS
 from fairflower.tables.digests import row_digests
+from fairflower.tables.warnings import by_chance, distinct, shared_rows
 
 KEY = "a key of both hospitals"
 
@@ -133,7 +134,8 @@ def test_a_page_without_a_schema_shows_each_sites_kinds_and_says_what_differs(
     assert "- The column 'copy' gives the target away" in text
     assert "| training patients | 24 | 24 |" in text
     assert "| most frequent class | 50.0% | 50.0% |" in text
-    assert "0 rows at" not in text
+    assert "equal in all 2 columns: 60 at north and south. Chance would give fewer." in text
+    assert "digests" not in text
     with pytest.raises(DataError, match=r"'seen' has dates|'sex' has different kinds"):
         prepare(DataConfig(name="table", target="ill", dir=str(folder)))
 
@@ -154,6 +156,32 @@ def test_common_rows_are_counted_by_keyed_digests(
         node |= {"row-digests": key} if key else {}
     folder = ask_sites(grid(nodes), tmp_path / "runs", **{"data.features": "age"})
     assert said in statistics_markdown(read_statistics(folder))
+
+
+def test_rows_that_chance_makes_equal_are_not_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def drawn(n: int, seed: int) -> pd.DataFrame:
+        rng = np.random.default_rng(seed)
+        cells = {"age": rng.normal(60, 9, n).round(), "lab": rng.normal(5, 1, n).round(1)}
+        return pd.DataFrame({**cells, "sex": rng.choice(["F", "M"], n), "ill": [0, 1] * (n // 2)})
+
+    pairs = [(drawn(60, k), drawn(90, k + 99)) for k in range(40)]
+    equal = [len(distinct(a) & distinct(b)) for a, b in pairs]
+    expected = [by_chance(a, b) for a, b in pairs]
+    assert np.mean(expected) == pytest.approx(np.mean(equal), rel=0.2)
+    said = [shared_rows({"a": a, "b": b}, 5) for a, b in pairs]
+    assert len([*filter(None, said)]) <= 1  # each with a probability below 0.001
+    a = drawn(300, 1)
+    b = pd.concat([a[:20], drawn(180, 2)])
+    for name, frame in {"a": a, "b": b}.items():
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+    text = call("data", "statistics", tmp_path, "-s", "data.target=ill", "--format", "md")
+    prepare(DataConfig(name="table", target="ill", dir=str(tmp_path)))
+    (found,) = shared_rows({"a": a, "b": b}, 5)
+    assert "equal in all 4 columns" in found
+    assert found in text
+    assert found in caplog.text
 
 
 def test_digests_depend_on_the_key_and_on_numbers_not_on_their_marks(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_what_may_be_missing_is_imputed_and_what_is_unknown_is_said(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"age": None}, "row 1 of 1: age is missing"),
+        ({"age": None}, "the row: row 1: age is missing"),
         ({"age": "old"}, "age: 1 of 1 cells are no numbers"),
     ],
 )
@@ -104,8 +104,23 @@ def test_the_command_predicts_a_file_in_another_form(
     first, second = csv.DictReader(io.StringIO(out.read_text()))
     assert first["note"] == "a"
     expected = network.from_row(ROW)
-    assert float(first["probability of yes"]) == expected["probability of yes"]
+    assert first["probability of yes"] == str(round(expected["probability of yes"], 6))
     assert second["prediction"] in ("no", "yes")
+
+
+def test_the_command_names_a_column_that_is_missing_and_lines_of_the_file(
+    run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = tmp_path / "new.csv"
+    rows.write_text(
+        'age,sex,smoking,note,bmi2\n60,F,never,"a\nb",1\n\n70,M,pipe,,2\n71,M,pipe,,2\n'
+    )
+    assert "probability of yes" in call("predict", str(run.path), str(rows))
+    assert "the column 'bmi', which the model uses, is not there: all its cells" in caplog.text
+    assert "the model does not know the level of lines 5, 6" in caplog.text
+    rows.write_text(rows.read_text().replace("71,", "NA,"))
+    said = call("predict", str(run.path), str(rows), expect=1)
+    assert "line 6: age is missing" in " ".join(said.split())
 
 
 def test_the_encoding_is_in_exported_models(run: Any, tmp_path: Path) -> None:

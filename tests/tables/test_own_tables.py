@@ -300,6 +300,18 @@ def test_what_is_suspicious_is_said(
     assert message in caplog.text
 
 
+def test_a_proposed_schema_lists_a_second_coding_as_codes(tmp_path: Path) -> None:
+    one = table(40, disease=["no", "yes"] * 20, sex=["F", "M"] * 20)
+    two = table(50, disease=["no", "yes"] * 25, sex=[2, 1] * 25)
+    folder = write(tmp_path / "t", a=one, b=two)
+    text = call("data", "schema", str(folder), "-s", "data.target=disease")
+    assert 'levels = ["1", "2", "F", "M"]' in text
+    mended = text.replace('1", "2", "F', "F").replace('# codes = ["1", "2"]', 'codes = ["2", "1"]')
+    (folder / "schema.toml").write_text(mended)
+    features = Encoding.from_json(prepare(config_of(folder)).encoding).features
+    assert [name for name in features if "sex" in name] == ["sex: F", "sex: M"]
+
+
 def test_a_target_in_two_codings_is_refused_until_the_schema_has_the_codes(tmp_path: Path) -> None:
     one = table(40, disease=["no", "yes"] * 20, sex=["F", "M"] * 20)
     two = table(50, disease=["0", "1.0"] * 25, sex=[2, 1] * 25)
@@ -329,7 +341,8 @@ def test_rows_at_two_domains_and_single_classes_are_said(
     again["disease"] = ["yes"] * 40
     same = {k: [*v] for k, v in again.items()}
     prepare(config_of(write(tmp_path / "t", a=again, b=same, c=table(40))))
-    assert "40 rows are at two or more domains" in caplog.text
+    said = "Rows without missing cells are equal in all 2 columns: 40 at a and b. Chance would"
+    assert said in caplog.text
     assert "All training rows at a have the same class" in caplog.text
 
 
