@@ -240,6 +240,11 @@ def set_message_id(message: Message, message_id: str) -> None:
     message.metadata.__dict__["_message_id"] = message_id
 
 
+def set_run_id(message: Message, run_id: int) -> None:
+    """Set the id of a message's run, as a SuperLink does."""
+    message.metadata.__dict__["_run_id"] = run_id
+
+
 def set_request_id(reply: Message, message_id: str) -> None:
     """Set the id of the message that a reply answers; Flower's LocalDpMod leaves it empty."""
     reply.metadata.__dict__["_reply_to_message_id"] = message_id
