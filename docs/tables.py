@@ -21,7 +21,6 @@ from fairflower.config.run import default_values, key_help
 from fairflower.config.site import TESTS_OTHERS
 from fairflower.config.text import toml_tables
 from fairflower.deploy.leaves import TABLE, WHEN, Rehearsal, Sent
-from fairflower.deploy.policy import TEMPLATE
 from fairflower.errors import ConfigError
 from fairflower.flower_compat import RECORD_KEY_CONFIGS, Stage
 from fairflower.numerics.group_fairness import GROUP_COUNTS
@@ -107,7 +106,7 @@ def strategies() -> str:
 
 
 def secure() -> str:
-    """Return the table of strategies under secure aggregation, with reasons against it."""
+    """Return the table of strategies under secure aggregation, or the most similar that works."""
     rows: dict[str, list[str]] = {}
     for name, strategy in STRATEGIES.items():
         instance = strategy(alpha=0) if name == "fedeba+" else strategy()
@@ -116,8 +115,8 @@ def secure() -> str:
             numbers = ", ".join(f"`{need}`" for need in instance.measurements) or "no number"
             rows.setdefault(f"yes, with {numbers} in the clear", []).append(label)
         else:
-            reason, nearest = strategy.single_updates
-            rows.setdefault(f"no: it {reason}", []).append(f"{label} (use `{nearest}`)")
+            _, nearest = strategy.single_updates
+            rows.setdefault(f"no: use `{nearest}`", []).append(label)
     ordered = sorted(rows.items(), key=lambda row: row[0].startswith("no"))
     return _table(("works", "strategies"), ((works, ", ".join(by)) for works, by in ordered))
 
@@ -301,16 +300,11 @@ def settings() -> str:
     return _table(("key", "default", "what it is"), rows)
 
 
-def policy() -> str:
-    """Return the template of a site's policy."""
-    return f"```toml\n{TEMPLATE.read_text(encoding='utf-8')}```"
-
-
 TABLES = {
     table.__name__: table
     for table in (
         *(all_strategies, all_clients, strategies, secure, measurements, cohort),
-        *(leaves, settings, all_tasks, tasks, first, policy),
+        *(leaves, settings, all_tasks, tasks, first),
     )
 }
 

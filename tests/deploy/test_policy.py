@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 from command import call, invoke
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
@@ -402,6 +403,19 @@ def test_a_config_is_checked_against_a_policy_before_it_is_submitted(tmp_path: P
     assert "line 5: most-rounds = 20" in call("deploy", "check", config, *option, expect=2)
     config.write_text('data.name = "npz"')
     assert "model.name = 'cnn'" in call("deploy", "check", config, *option, expect=2)
+
+
+def test_the_documented_files_of_a_run_fit_together(tmp_path: Path) -> None:
+    page = (processes.ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    files = dict(re.findall(r"```toml (\S+)\n(.*?)```", page, re.DOTALL))
+    for name in ("ca.crt", "site.key", *files):
+        (tmp_path / name).write_text(files.get(name, ""))
+    run, option = tmp_path / "run.toml", ("--policy", tmp_path / "policy.toml")
+    assert "50 rounds. north, south, coast" in call("deploy", "check", run, *option)
+    site = SiteConfig.read(tmp_path / "site.toml")
+    assert (Path(site.policy), site.node["domain"]) == (option[1], "north")
+    run.write_text(run.read_text().replace("50", "51"))
+    assert "most-rounds = 50" in call("deploy", "check", run, *option, expect=2)
 
 
 # --- the file of a site's settings -----------------------------------------------------------
