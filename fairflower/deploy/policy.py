@@ -130,7 +130,8 @@ class Policy:
             for name in getattr(policy, key):
                 policy._check_name(key, name)
         policy._check_tables()
-        policy._check_methods()
+        if policy.protection != "none":
+            policy._check_methods()
         return policy
 
     def _check_name(self, key: str, name: str) -> None:
@@ -175,9 +176,7 @@ class Policy:
     def _can_run(self, kind: Any) -> bool:
         """Return whether a strategy, with some arguments, can have the protection."""
         able = {"secure-aggregation": kind.sums_suffice, "differential-privacy": is_proven(kind)}
-        return (
-            any(able.values()) if self.protection == "either" else able.get(self.protection, True)
-        )
+        return any(able.values()) if self.protection == "either" else able[self.protection]
 
     def _require_masks(self, key: str) -> None:
         if self.protection != KEY:
