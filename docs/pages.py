@@ -39,6 +39,7 @@ SOURCES = (
     "experiments/*.csv",
     "experiments/*.py",
     "experiments/figures/*.png",
+    "fairflower/deploy/policy.toml",
 )
 
 #: Beginnings of paths of pages that the site's search leaves out.

@@ -20,8 +20,7 @@ from fairflower.config import ClientConfig, RunConfig
 from fairflower.config.run import default_values, key_help
 from fairflower.config.site import TESTS_OTHERS
 from fairflower.config.text import toml_tables
-from fairflower.deploy.leaves import WHEN, Rehearsal, Sent
-from fairflower.deploy.policy import TEMPLATE
+from fairflower.deploy.leaves import TABLE, WHEN, Rehearsal, Sent
 from fairflower.errors import ConfigError
 from fairflower.flower_compat import RECORD_KEY_CONFIGS, Stage
 from fairflower.numerics.group_fairness import GROUP_COUNTS
@@ -30,6 +29,7 @@ from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.registry.user_metrics import FAILED_METRICS
 from fairflower.secure.client import MEASURE
 from fairflower.secure.protocol import SIGN_LIST, SIGNED
+from fairflower.secure.sums import SUMS
 from fairflower.strategies import STRATEGIES, FairStrategy
 from fairflower.training.client_state import OWN
 
@@ -106,7 +106,7 @@ def strategies() -> str:
 
 
 def secure() -> str:
-    """Return the table of strategies under secure aggregation, with reasons against it."""
+    """Return the table of strategies under secure aggregation, or the most similar that works."""
     rows: dict[str, list[str]] = {}
     for name, strategy in STRATEGIES.items():
         instance = strategy(alpha=0) if name == "fedeba+" else strategy()
@@ -115,8 +115,8 @@ def secure() -> str:
             numbers = ", ".join(f"`{need}`" for need in instance.measurements) or "no number"
             rows.setdefault(f"yes, with {numbers} in the clear", []).append(label)
         else:
-            reason, nearest = strategy.single_updates
-            rows.setdefault(f"no: it {reason}", []).append(f"{label} (use `{nearest}`)")
+            _, nearest = strategy.single_updates
+            rows.setdefault(f"no: use `{nearest}`", []).append(label)
     ordered = sorted(rows.items(), key=lambda row: row[0].startswith("no"))
     return _table(("works", "strategies"), ((works, ", ".join(by)) for works, by in ordered))
 
@@ -163,16 +163,19 @@ def leaves() -> str:
     return _table(header, sorted(rows, key=lambda row: order.index(row[1])))
 
 
+_DESCRIBED = "`data.groups`, `smallest-group`; no sums: `sums = false`, `secure-aggregation`"
 _MASKED, _CONSORTIUM = "`secure-aggregation`", "`consortium`"
+_SUMS = "only tables with `secure-aggregation`; `sums = false` in a schema"
 _SHARED = "only without `domain` in the node config"
 _STRATEGY = "`strategy.name` ([which](use-one-strategy.md#what-each-strategy-needs))"
 _MEASURED = "only with `secure-aggregation`; `strategy.name`"
 _OWN = "`share-own-model`, `test-others-models` in the node config"
+MEASURED = "the strategy's numbers, named below"
 _NUMBERS = [name for name, kind in MEASUREMENTS.items() if kind.shape == "number"]
 #: What leaves a site whatever methods a run has: the setting that changes it, the kind or stage of
 #: the message, the record, and its values.
 SENT = (
-    ("`data.groups`, `smallest-group`; `sums = false` in a schema", "query", "node", "site"),
+    (_DESCRIBED, "query", "node", "site"),
     ("`tests-only` in the node config", "query", "node", "version", "tests-only"),
     (_SHARED, "query", "node", "federation", "digest", "partition-id", "num-partitions"),
     ("only with `statistics` and `row-digests`", "query", "node", "rows", "rows-of"),
@@ -184,7 +187,8 @@ SENT = (
     (_MASKED, Stage.COLLECT_MASKED_VECTORS, "metrics", "num-examples", "client-id", "train_loss"),
     (_MASKED, Stage.COLLECT_MASKED_VECTORS, "fitres.num_examples"),
     (_MASKED, Stage.COLLECT_MASKED_VECTORS, "fitres.status"),
-    (_CONSORTIUM, Stage.SETUP, SIGNED),
+    *((_SUMS, SUMS, name) for name in (RECORD_KEY_CONFIGS, "fitres.num_examples", "fitres.status")),
+    *((_CONSORTIUM, kind, SIGNED) for kind in (Stage.SETUP, SUMS)),
     (_CONSORTIUM, SIGN_LIST, RECORD_KEY_CONFIGS),
     ("`evaluate.by`", "evaluate", "metrics", "num-examples", "client-id", "eval_loss"),
     ("`evaluate.metrics`", "evaluate", "metrics", "accuracy", "personal_accuracy"),
@@ -198,7 +202,8 @@ SENT = (
 def _leaving(setting: str, kind: str, record: str, *keys: str, **flat: str) -> tuple[str, ...]:
     """Return a row of what leaves a site, as a rehearsal with settings of a run would say it."""
     config = RunConfig.from_flat({"strategy.name": "uniform", **flat})
-    (row,) = Rehearsal(config, replies=[Sent(kind, 1, 0, record, 0, keys)]).leaving()
+    sent = Sent(kind, 1, 0, record, 0, keys)
+    (row,) = Rehearsal(config, replies=[sent], table=TABLE).leaving()
     what = row.what if keys or record == RECORD_KEY_CONFIGS else f"{record}: {row.what}"
     what = re.sub(r"(^|; )([\w.-]+): ", r"\1`\2`: ", what).replace("a single array named h: ", "")
     kept = re.sub(r" \(.*?\)|, until [\w ]+", "", row.kept)  # the page says until when
@@ -207,9 +212,10 @@ def _leaving(setting: str, kind: str, record: str, *keys: str, **flat: str) -> t
 
 def _leaving_by_method() -> Iterable[tuple[str, ...]]:
     """Yield rows of what strategies and clients ask for; numbers are described elsewhere."""
-    for kind, setting in ((MEASURE, _MEASURED), ("train", _STRATEGY)):
+    names = ", ".join(f"`{name}`" for name in _NUMBERS)
+    for kind, setting, what in ((MEASURE, _MEASURED, MEASURED), ("train", _STRATEGY, names)):
         _, *cells = _leaving(setting, kind, "metrics", *_NUMBERS)
-        yield ", ".join(f"`{name}`" for name in _NUMBERS), *cells
+        yield what, *cells
     by = {"received_group_counts": ["fairfed"], "representation": ["fedgcr"]}  # by an argument
     for name in [name for name in MEASUREMENTS if name not in _NUMBERS]:
         asked = [n for n, strategy in STRATEGIES.items() if name in strategy().measurements]
@@ -294,16 +300,11 @@ def settings() -> str:
     return _table(("key", "default", "what it is"), rows)
 
 
-def policy() -> str:
-    """Return the template of a site's policy."""
-    return f"```toml\n{TEMPLATE.read_text(encoding='utf-8')}```"
-
-
 TABLES = {
     table.__name__: table
     for table in (
         *(all_strategies, all_clients, strategies, secure, measurements, cohort),
-        *(leaves, settings, all_tasks, tasks, first, policy),
+        *(leaves, settings, all_tasks, tasks, first),
     )
 }
 

@@ -219,11 +219,6 @@ def _described_site(message: Message, context: Context, run: RunConfig) -> Feder
     for text in undeclared({site.domains[0]: table.sums}, refuse=not run.statistics):
         logger.warning(text)
     table = table.to_send(config.smallest_group)
-    if table.sums and run.privacy.on:
-        raise ConfigError(
-            "privacy.clip: the server would see each site's sums of its table, without noise. "
-            "Declare ranges and levels in the schema, with sums = false."
-        )
     if must_mask(message, context):
         table = table.masked()
     return dataclasses.replace(site, encoding=table.to_json())

@@ -155,7 +155,8 @@ def stopping_with_flower(stop: threading.Event) -> Iterator[None]:
 class OneSentence(logging.Filter):
     """Shows an error that users can fix as its text, where Flower's log has a traceback.
 
-    Flower also says that the exception was unhandled; this line is left out.
+    So it does with a SuperLink's certificate that has ended, or is not trusted. Flower also says
+    that the exception was unhandled; this line is left out.
     """
 
     told = False
@@ -163,8 +164,13 @@ class OneSentence(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is shown, and shorten it."""
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-        if isinstance(error, USER_ERRORS):
-            record.msg, record.args, record.exc_info, self.told = error_text(error), (), None, True
+        text = error_text(error) if isinstance(error, USER_ERRORS) else ""
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            text = (
+                f"The SuperLink's certificate is refused ({error}). Renew it, and resume the run."
+            )
+        if text:
+            record.msg, record.args, record.exc_info, self.told = text, (), None, True
             return True
         return not (self.told and "nhandled exception" in record.getMessage())
 
@@ -238,6 +244,11 @@ def nodes_at(superlink: str | None) -> list[Any]:
 def set_message_id(message: Message, message_id: str) -> None:
     """Set the id of a message, as a SuperLink does."""
     message.metadata.__dict__["_message_id"] = message_id
+
+
+def set_run_id(message: Message, run_id: int) -> None:
+    """Set the id of a message's run, as a SuperLink does."""
+    message.metadata.__dict__["_run_id"] = run_id
 
 
 def set_request_id(reply: Message, message_id: str) -> None:

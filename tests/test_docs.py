@@ -761,6 +761,7 @@ QUESTIONS = {
         ("What if a site withdraws?", "docs/deployment.md", "Who takes part", "withdraws"),
         ("Which diagnosis has a new patient?", "docs/data.md", "A new patient", "predict"),
         ("How do sites get the model?", "docs/deployment.md", "3. A run", "send it to the sites"),
+        ("Who gets which file?", "docs/deployment.md", "What do I need?", "| goes to |"),
         ("How do we upgrade?", "docs/deployment.md", "How do I upgrade?", "deploy sites prod"),
         (
             "What do masks protect from?",
@@ -768,7 +769,6 @@ QUESTIONS = {
             "Against whom it holds",
             "a server that follows the protocol",
         ),
-        ("Which epsilon?", "docs/differential-privacy.md", "Which epsilon", "times as likely"),
     ],
 }
 

@@ -210,6 +210,9 @@ def leaves(
     set_: Annotated[
         list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a key.")
     ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="The sites' policy; with [consortium], sites sign.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Markdown file for the same table.")
     ] = None,
@@ -218,11 +221,13 @@ def leaves(
 
     The command rehearses two rounds of one epoch in this process, with the config's other settings,
     and lists what the sites' app sends. Sizes are those of the data set of the config, or of the
-    folders in --site: a site that has only its own folder may give it several times, as different
-    domains.
+    folders in --site: a site that has only its own folder gives it twice, or three times with
+    secure aggregation, as different domains.
     """
     from fairflower.deploy import leaves as listing
     from fairflower.deploy import local
+    from fairflower.deploy.policy import Policy
+    from fairflower.secure.protocol import SMALLEST_SUM
 
     if out is not None:
         check_output_file(out, ".md")
@@ -230,9 +235,18 @@ def leaves(
     settings: dict[str, Any] = {"data.clients-per-domain": 1}
     settings |= {"data.name": "npz"} if site else {}
     run = local.deployable(RunConfig.from_flat(settings | overrides.settings))
+    held = Policy.read(policy) if policy else Policy()
+    if policy:
+        held.check_run(run)
+    if site and run.secure_aggregation and len(site) < SMALLEST_SUM:
+        raise ConfigError(
+            f"--site is given {len(site)} times, but secure-aggregation = true takes "
+            f"{SMALLEST_SUM} sites. Repeat the folder under other domains."
+        )
     data, nodes = local.nodes_of(run.data, site, sites)
+    run = replace(run, data=data, sites=len(nodes))
     with console.status("Rehearsing two rounds"):
-        rehearsal = listing.rehearse(replace(run, data=data, sites=len(nodes)), nodes)
+        rehearsal = listing.rehearse(run, nodes, bool(held.consortium))
     rows, needs = rehearsal.leaving(), rehearsal.needs()
     console.print(text_table("What leaves a site", listing.COLUMNS, map(listing.cells, rows)))
     say(listing.sizes(needs))

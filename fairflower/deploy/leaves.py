@@ -6,6 +6,8 @@ the run's other settings, and notes every message. Sizes are those of Flower's p
 
 from __future__ import annotations
 
+import json
+import secrets
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,22 +21,27 @@ from rich.console import Console
 from fairflower.aggregation.exchange import Exchange
 from fairflower.client_app import app, largest_data
 from fairflower.config import RunConfig
+from fairflower.config.secure import CONSORTIUM, SIGNING_KEY
 from fairflower.config.site import TESTS_OTHERS
 from fairflower.config.text import Scalar
+from fairflower.deploy.credentials import make_key_pair
 from fairflower.engines.inline import InlineGrid
-from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage, recorddict_to_proto
+from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage, recorddict_to_proto, set_run_id
 from fairflower.numerics.group_fairness import GROUP_COUNTS
 from fairflower.paths import client_states
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.registry.user_metrics import FAILED_METRICS
 from fairflower.secure.client import MEASURE
 from fairflower.secure.protocol import SIGN_LIST, SIGNED
+from fairflower.secure.sums import SUMS
 from fairflower.server.session import Session
+from fairflower.tables.sites import SiteTable
 from fairflower.training.client_state import OWN
 
 #: Type of a message, or the step of secure aggregation -> when a site answers it.
 WHEN = {
     "query": "once, before the first round",
+    SUMS: "once, before the first round (secure aggregation)",
     MEASURE: "each round, before training",
     "train": "each round",
     **dict.fromkeys((*Stage.all(), SIGN_LIST), "each round (secure aggregation)"),
@@ -44,20 +51,21 @@ WHEN = {
 #: Steps of secure aggregation, records and numbers -> what they are. Exchanges and measurements
 #: have words of their own.
 WORDS = {
-    Stage.SETUP: "public keys of this round",
+    Stage.SETUP: "public keys of this round; also before the first one, if a table is summed up",
     Stage.SHARE_KEYS: "shares of the keys, each encrypted for another site",
+    SUMS: "sums of the table under masks: the server learns those over all sites",
     Stage.COLLECT_MASKED_VECTORS: "update of the model under masks",
     SIGN_LIST: "signature of the keys, the model, the settings and the list of present sites",
     Stage.UNMASK: "shares that remove the masks from the sum, and from no single update",
     SIGNED: "name of the site and signature of its keys, or of what it was told to train with",
-    "fitres.num_examples": "the site's weight, which the server gave",
+    "fitres.num_examples": "echo of the weight that the server gave",
     "fitres.status": "that the site could train",
     "arrays": "trained model",
     GROUP_COUNTS: "counts of test examples for each group of people",
     FAILED_METRICS: "names of your own metrics that failed",
     OWN: "this site's own model",
     "site": "description of the site's data: domain, numbers of training examples of each class, "
-    "of test and validation examples, names of classes and groups; of a table columns and sums",
+    "of test and validation examples, names of classes and groups",
     "version": "version of fairflower",
     "tests-only": "that the site only tests",
     "rows": "digest of each row, with a key of the sites",
@@ -73,6 +81,12 @@ WORDS = {
     "eval_loss": "mean loss on the test examples",
     "state-round": "round in which the site's own state was written",
 }
+
+#: What the description of a table has besides: with its sums, and with none.
+TABLE = "columns, sums, and the number of patients (data.patient)"
+DECLARED = "columns as the schema declares them, and the number of patients (data.patient); no sums"
+
+_MASKED = (*Stage.all(), SIGN_LIST, SUMS)
 
 
 @dataclass(frozen=True)
@@ -132,6 +146,8 @@ class Rehearsal:
     config: RunConfig
     requests: list[Sent] = field(default_factory=list)
     replies: list[Sent] = field(default_factory=list)
+    #: What the sites' descriptions have of their tables.
+    table: str = ""
     disk: int = 0
     process: int = 0
     examples: int = 0
@@ -187,7 +203,7 @@ class Rehearsal:
     def _word(self, name: str) -> str:
         """Return what a record or a number is; "" for a score or a user's metric."""
         if name in WORDS:
-            return WORDS[name]
+            return WORDS[name] + f"; of a table {self.table}" * bool(name == "site" and self.table)
         if exchange := self._exchange(name):
             return f"for {(exchange.__doc__ or name).splitlines()[0].rstrip('.')}"
         if name in self.config.evaluate.metrics:
@@ -202,7 +218,7 @@ class Rehearsal:
     def _recipient(self, kind: str, name: str, keys: Sequence[str]) -> str:
         if kind == Stage.SHARE_KEYS:
             return "other sites; the server passes them on, and cannot read them"
-        if kind in (Stage.SETUP, SIGN_LIST):
+        if kind in (Stage.SETUP, SIGN_LIST) or name == SIGNED:
             return "the server and all sites"
         if name == "arrays":
             return "the server; all sites get the merged model"
@@ -219,8 +235,9 @@ class Rehearsal:
 
     def _kept(self, kind: str, name: str, keys: Sequence[str]) -> str:
         """Return where the server keeps a record; methods' states are in checkpoints."""
-        masked = kind in (*Stage.all(), SIGN_LIST) and name != "metrics"
-        if masked or name == OWN or keys == ["rows", "rows-of"]:
+        if kind == SUMS and name == RECORD_KEY_CONFIGS:
+            return "memory, until the round ends; in the run folder those over all sites"
+        if (kind in _MASKED and name != "metrics") or name == OWN or keys == ["rows", "rows-of"]:
             return "memory, until the round ends"
         if not (name in MEASUREMENTS or name == "arrays" or self._exchange(name)):
             return "run folder, until it is deleted"
@@ -239,35 +256,47 @@ class _RecordingGrid(InlineGrid):
     rehearsal: Rehearsal
     server_round = 0
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._run_id = secrets.randbits(63)  # a site masks its sums once in a run
+
     def _deliver(self, message: Message) -> Message:
+        set_run_id(message, self._run_id)
         node, content = message.metadata.dst_node_id, message.content
         config: Any = content.get("config", {})
         asked: Any = content.get(RECORD_KEY_CONFIGS, {})
         kind = asked.get(Key.STAGE, message.metadata.message_type)  # Flower's mod removes it
+        kind = SUMS if SUMS in config else kind
         self.server_round = config.get("server-round", self.server_round)
         self.rehearsal.requests += records_of(content, kind, self.server_round, node)
         reply = super()._deliver(message)
         if reply.has_content():
             self.rehearsal.replies += records_of(reply.content, kind, self.server_round, node)
+            said: Any = reply.content.get("node", {})
+            if table := json.loads(str(said.get("site", "{}"))).get("encoding"):
+                self.rehearsal.table = TABLE if SiteTable.from_json(table).sums else DECLARED
         return reply
 
 
-def rehearse(config: RunConfig, node_configs: Sequence[Mapping[str, Scalar]]) -> Rehearsal:
+def rehearse(
+    config: RunConfig, node_configs: Sequence[Mapping[str, Scalar]], consortium: bool = False
+) -> Rehearsal:
     """Run two rounds in this process, and return the messages.
 
-    ``config`` is that of the run, and ``node_configs`` those of the sites. Raises the errors of
-    `Session.run`.
+    ``config`` is that of the run, and ``node_configs`` those of the sites. As a ``consortium`` they
+    have keys that are made for the rehearsal. Raises the errors of `Session.run`.
     """
     grid = _RecordingGrid(app, len(node_configs))
-    for context, node in zip(grid.contexts.values(), node_configs, strict=True):
-        context.node_config = dict(node)
     with tempfile.TemporaryDirectory() as folder:
+        nodes = _with_keys(node_configs, Path(folder)) if consortium else node_configs
+        for context, node in zip(grid.contexts.values(), nodes, strict=True):
+            context.node_config = dict(node)
         short = replace(
             config,
             num_server_rounds=2,
             train=replace(config.train, local_epochs=1),
             evaluate=replace(config.evaluate, every=1),
-            output_dir=folder,
+            output_dir=str(Path(folder) / "runs"),
         )
         grid.rehearsal = rehearsal = Rehearsal(config, process=peak_memory())
 
@@ -281,6 +310,20 @@ def rehearse(config: RunConfig, node_configs: Sequence[Mapping[str, Scalar]]) ->
         session.run()
     rehearsal.examples = largest_data()
     return rehearsal
+
+
+def _with_keys(
+    node_configs: Sequence[Mapping[str, Scalar]], folder: Path
+) -> list[dict[str, Scalar]]:
+    """Return the node configs of a consortium, whose files are in a folder."""
+    keys = [folder / f"site-{k}" for k in range(len(node_configs))]
+    lines = [f"{key.name} {make_key_pair(key).read_text(encoding='ascii')}" for key in keys]
+    sites = folder / "sites"
+    sites.write_text("\n".join(lines), encoding="ascii")
+    return [
+        {**node, CONSORTIUM: str(sites), SIGNING_KEY: str(key)}
+        for node, key in zip(node_configs, keys, strict=True)
+    ]
 
 
 def records_of(content: RecordDict, kind: str, server_round: int, site: int) -> list[Sent]:

@@ -29,11 +29,11 @@ from fairflower.config.methods import (
     StrategyConfig,
     TaskSpec,
 )
-from fairflower.config.privacy import PrivacyConfig
+from fairflower.config.privacy import PrivacyConfig, is_proven
 from fairflower.config.run import check_values, is_setting, schema
 from fairflower.config.secure import CONSORTIUM, KEY, SIGNING_KEY
 from fairflower.config.settings import Count
-from fairflower.config.site import FEWEST_EXAMPLES, TESTS_ONLY, SiteConfig
+from fairflower.config.site import FEWEST_EXAMPLES, NODE_KEYS, TESTS_ONLY, SiteConfig
 from fairflower.config.text import (
     Scalar,
     argument_to_key,
@@ -43,10 +43,10 @@ from fairflower.config.text import (
     read_tables,
     unknown,
 )
-from fairflower.errors import EXTRAS, ConfigError, installed, quoted
+from fairflower.errors import EXTRAS, ConfigError, installed, logger, quoted
 from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage
 from fairflower.paths import read_text
-from fairflower.registry import CLASSIFICATION, METRICS, RANDOM_WEIGHTS
+from fairflower.registry import CLASSIFICATION, METRICS, RANDOM_WEIGHTS, STRATEGIES
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.registry.user_metrics import metric_names
 from fairflower.secure.consortium import read_sites
@@ -112,7 +112,9 @@ class Policy:
             tables["settings"] = flatten_tables(tables["settings"])
         for key, value in tables.items():
             if key not in keys:
-                raise ConfigError(f"{path}, {policy.place(key)}: {unknown('key', key, keys)}")
+                hint = f"{key} belongs to [node] in site.toml."
+                hint = hint if key in NODE_KEYS else unknown("key", key, keys)
+                raise ConfigError(f"{path}, {policy.place(key)}: {hint}")
             try:
                 where = f"{path}, {policy.place(key)}: {key}"
                 conform(value, hints[key_to_argument(key)], where)
@@ -128,6 +130,8 @@ class Policy:
             for name in getattr(policy, key):
                 policy._check_name(key, name)
         policy._check_tables()
+        if policy.protection != "none":
+            policy._check_methods()
         return policy
 
     def _check_name(self, key: str, name: str) -> None:
@@ -155,7 +159,28 @@ class Policy:
                 except ConfigError as error:
                     raise self._error("settings", str(error)) from error
         if self.consortium:
+            self._require_masks(CONSORTIUM)
             read_sites(self.path)
+
+    def _check_methods(self) -> None:
+        """Warn of named strategies that ``protection`` always refuses; raise if it refuses all."""
+        built_in = {name: STRATEGIES[name] for name in self.strategies if name in STRATEGIES.data}
+        never = [name for name, kind in built_in.items() if not self._can_run(kind)]
+        if not never:
+            return
+        words = f'{", ".join(never)} can never run with protection = "{self.protection}"'
+        if len(never) == len(self.strategies):
+            raise self._error("strategies", f"{words}, which allows no run.")
+        logger.warning("%s, %s: %s.", self.path, self.place("strategies"), words)
+
+    def _can_run(self, kind: Any) -> bool:
+        """Return whether a strategy, with some arguments, can have the protection."""
+        able = {"secure-aggregation": kind.sums_suffice, "differential-privacy": is_proven(kind)}
+        return any(able.values()) if self.protection == "either" else able[self.protection]
+
+    def _require_masks(self, key: str) -> None:
+        if self.protection != KEY:
+            raise self._error("protection", f'{key} needs protection = "{KEY}" here.')
 
     def node_config(self, site: SiteConfig) -> dict[str, Scalar]:
         """Return a site's node config with what this policy adds: the worker checks these keys.
@@ -168,9 +193,9 @@ class Policy:
         if self.consortium:
             own = str(node.get(SIGNING_KEY, site.private_key))
             node |= {CONSORTIUM: str(self.path), SIGNING_KEY: own}
-        masks = [key for key in (CONSORTIUM, KEY) if node.get(key)]
-        if masks and self.protection != KEY:
-            raise self._error("protection", f'{masks[0]} needs protection = "{KEY}" here.')
+        for key in (CONSORTIUM, KEY):
+            if node.get(key):
+                self._require_masks(key)
         if not self.trains:
             return {**node, TESTS_ONLY: True}
         return {**node, FEWEST_EXAMPLES: self.fewest_examples}

@@ -78,6 +78,7 @@ class FairFed(FairStrategy):
         "needs each client's counts of people if strategy.metric is one of group fairness",
         "uniform",
     )
+    sums_suffice = True  # except by metrics of group fairness
     private = True
     STATE: ClassVar[tuple[str, ...]] = ("w",)
 

@@ -79,6 +79,7 @@ class FedEBAPlus(FairStrategy):
         "aligns the model with every client's gradient unless strategy.alpha = 0",
         "term",
     )
+    sums_suffice = True  # with strategy.alpha = 0
     extrapolates = True  # the common step is not a step of any client
     keeps_agreement = False  # for the same reason
     config_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {"lr": ("train.lr",)}

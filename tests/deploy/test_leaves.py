@@ -16,17 +16,21 @@ from apps import app_with_handlers
 from command import call
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.common.serde import recorddict_to_proto
+from hospital_tables import SCHEMA, write_three
 from rich.console import Console
 from secure_federation import stage_of
+from table_sites import SETTINGS, separate
 
 from fairflower.client_app import app as client_app
 from fairflower.config import RunConfig
-from fairflower.deploy.leaves import WHEN, WORDS, Leaving, rehearse
+from fairflower.deploy.leaves import WHEN, WORDS, Leaving, Rehearsal, rehearse
 from fairflower.engines.inline import InlineGrid
 from fairflower.flower_compat import RECORD_KEY_CONFIGS, Stage
 from fairflower.registry import CLIENTS
 from fairflower.registry.measurements import MEASUREMENTS
-from fairflower.secure.protocol import SIGN_LIST
+from fairflower.secure.client import MEASURE
+from fairflower.secure.protocol import SIGN_LIST, SIGNED
+from fairflower.secure.sums import SUMS
 from fairflower.server.session import Session
 
 #: Settings of runs -> words that the list must have.
@@ -69,7 +73,9 @@ def documented() -> dict[tuple[str, str], tuple[str, str]]:
         what, when, *place, _ = line.strip("| ").split(" | ")
         names = re.findall(r"(?:^|; |, |<br>)`([\w.-]+)`", what)
         rows |= {(when, name): tuple(place) for name in (*names, *what.split("<br>"))}
-    return rows
+    measured = rows[WHEN[MEASURE], "the strategy's numbers, named below"]
+    numbers = [name for name, kind in MEASUREMENTS.items() if kind.shape == "number"]
+    return rows | {(WHEN[MEASURE], name): measured for name in numbers}
 
 
 def sent_in(config: RunConfig, nodes: list[dict[str, Any]]) -> dict[Any, tuple[int, set[str]]]:
@@ -79,6 +85,7 @@ def sent_in(config: RunConfig, nodes: list[dict[str, Any]]) -> dict[Any, tuple[i
     def record(message: Message, context: Context) -> Message:
         kind = stage_of(message) or message.metadata.message_type
         kind = "train.measure" if kind == "measure" else kind
+        kind = SUMS if SUMS in message.content.config_records.get("config", {}) else kind
         reply = client_app(message, context)
         for name, values in reply.content.items():
             size, keys = sent.get((kind, name), (0, set()))
@@ -107,6 +114,45 @@ def test_the_list_is_what_clients_send_in_a_whole_run(name: str, tmp_path: Path)
     check(config, nodes, words)
 
 
+@pytest.mark.parametrize(
+    ("settings", "schema", "words"),
+    [
+        ({}, "", "of a table columns, sums"),
+        ({"secure-aggregation": True}, "", "sums of the table under masks"),
+        ({"secure-aggregation": True}, "sums = false\n", "as the schema declares them"),
+    ],
+)
+@pytest.mark.usefixtures("own_home")
+def test_the_list_of_tables_says_whether_sums_leave(
+    settings: dict[str, Any], schema: str, words: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    nodes = separate(write_three(tmp_path / "three"))
+    for node in nodes:
+        Path(node["data-dir"], "schema.toml").write_text(schema + SCHEMA)
+        node["smallest-group"] = 1
+    places = {"output-dir": str(tmp_path / "runs"), "evaluate.by": "clients"}
+    config = RunConfig.from_flat(SETTINGS | {"strategy.name": "fedavg"} | places | settings)
+    rehearse(config, nodes)  # a second rehearsal in the same home is as good
+    rows = rehearse(config, nodes).leaving()
+    monkeypatch.setenv("FAIRFLOWER_HOME", str(tmp_path / "other"))
+    check(config, nodes, words, rehearse(config, nodes))
+    (site,) = (row.what for row in rows if row.record == "node")
+    masked = [row for row in rows if "sums of the table under masks" in row.what]
+    assert ("sums, and" in site, len(masked)) == (not settings, bool(settings) and not schema)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_home")
+def test_the_list_of_a_consortium_has_its_signatures(tmp_path: Path) -> None:
+    settings = {"secure-aggregation": True, "strategy.name": "fedavg", "num-server-rounds": 1}
+    config = runs.config(tmp_path, **{"evaluate.by": "clients", **settings})
+    nodes = [{"partition-id": k, "num-partitions": 4, "smallest-group": 5} for k in range(4)]
+    rows = rehearse(config, nodes, consortium=True).leaving()
+    signed = {(r.when, r.recipient) for r in rows if WORDS[SIGNED] in r.what or r.record == SIGNED}
+    assert signed == {("each round (secure aggregation)", "the server and all sites")}
+    assert [row.what for row in rows if row.what == WORDS[SIGN_LIST]]
+
+
 @pytest.mark.slow
 def test_the_list_of_sites_with_their_own_folders(tmp_path: Path) -> None:
     domains = ("plain", "inverted", "rotated")
@@ -116,9 +162,11 @@ def test_the_list_of_sites_with_their_own_folders(tmp_path: Path) -> None:
     check(runs.config(tmp_path, **settings), nodes, "site: description of the site's data")
 
 
-def check(config: RunConfig, nodes: list[dict[str, Any]], words: str) -> None:
+def check(
+    config: RunConfig, nodes: list[dict[str, Any]], words: str, rehearsal: Rehearsal | None = None
+) -> None:
     """Compare the list of a rehearsal with what is recorded in a whole run."""
-    rehearsal = rehearse(config, nodes)
+    rehearsal = rehearsal or rehearse(config, nodes)
     rows = rehearsal.leaving()
     sent = sent_in(config, nodes)
     assert {(row.when, row.record, row.size) for row in rows} == {
@@ -160,7 +208,7 @@ def test_the_page_has_every_datum_of_the_code() -> None:
     exchanges = (
         e for trainer in CLIENTS.values() for e in trainer.make_exchanges({}) if e.returned
     )
-    stages = {*Stage.all(), SIGN_LIST}
+    stages = {*Stage.all(), SIGN_LIST, SUMS}
     named = {name for _, name in documented()}
     assert named >= {WORDS[name] if name in stages else name for name in WORDS}
     assert named >= {*MEASUREMENTS, *(exchange.name for exchange in exchanges)}
@@ -185,6 +233,18 @@ def test_the_command_writes_the_table_and_the_sizes(tmp_path: Path) -> None:
     model, control = size["each round", "arrays"], size["each round", "control"]
     assert 0 <= received - (2 * model + control) < 12_000, "more than the config of two messages"
     assert 0 <= sent - (model + control) < 300, "more than numbers"
+
+
+def test_masks_take_three_folders_and_a_policy_has_to_allow_the_run(tmp_path: Path) -> None:
+    config, policy = tmp_path / "run.toml", tmp_path / "policy.toml"
+    config.write_text('secure-aggregation = true\nstrategy.name = "fedavg"\n')
+    two = [f"--site=north={tmp_path}", f"--site=south={tmp_path}"]
+    said = call("deploy", "leaves", config, *two, expect=2)
+    assert "--site is given 2 times, but secure-aggregation = true takes 3 sites" in said
+    policy.write_text(call("deploy", "policy").replace('"fedavg", ', ""))
+    said = call("deploy", "leaves", config, *two, "--policy", policy, expect=2)
+    assert "Refused by the site's policy" in said
+    assert "strategy.name = 'fedavg'" in said
 
 
 def number(text: str) -> int:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 from command import call, invoke
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
@@ -30,7 +31,7 @@ from fairflower.deploy.policy import TEMPLATE, Policy
 from fairflower.deploy.site import Site, Worker, WorkerEnded, _work
 from fairflower.errors import ConfigError
 from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage
-from fairflower.registry import MODELS
+from fairflower.registry import MODELS, STRATEGIES
 from fairflower.secure.consortium import Consortium
 
 OPEN = 'strategies = ["*"]\nclients = ["*"]\nmodels = ["*"]\ndata = ["*"]\n'
@@ -313,12 +314,21 @@ def test_networks_of_other_libraries_have_to_be_named(tmp_path: Path) -> None:
         (OPEN + "[settings]\ntrain.lr = ['big']", "train.lr = 'big': expected a number"),
         (OPEN + "[settings]\ntrain.lr = 0.1", "line 5: settings.train.lr = 0.1: expected a list"),
         (OPEN + "consortium = 3", "line 5: consortium = 3: expected an object"),
-        (OPEN + "[consortium]\nnorth = 'x'", "policy.toml, north: expected the site's name"),
+        (
+            OPEN + "protection = 'secure-aggregation'\n[consortium]\nnorth = 'x'",
+            "policy.toml, north: expected the site's name",
+        ),
+        (OPEN + "smallest-group = 9", r"line 5: smallest-group belongs to \[node\] in site.toml"),
         (OPEN + "most-rounds = 0", "line 5: most-rounds = 0: expected a number >= 1"),
         (OPEN + "trains = 1", "trains = 1: expected true or false"),
         (OPEN + "protection = 'masks'", "expected one of none, secure-aggregation, differential"),
         (OPEN + "largest-epsilon = 0", "largest-epsilon = 0: expected a number above 0"),
         (OPEN + "[data]\n", "is not valid TOML"),
+        (
+            OPEN.replace('["*"]', '["fedheal", "alone"]', 1) + "protection = 'secure-aggregation'",
+            "line 1: strategies = .*fedheal, alone can never run with protection = .secure-aggreg",
+        ),
+        (OPEN + "[consortium]\nnorth = 'x'", "by default: protection = .*consortium needs"),
     ],
 )
 def test_a_policy_with_a_mistake_is_refused_at_the_start(
@@ -327,6 +337,35 @@ def test_a_policy_with_a_mistake_is_refused_at_the_start(
     with pytest.raises(ConfigError, match=words) as caught:
         policy(tmp_path, "", text)
     assert str(tmp_path / "policy.toml") in str(caught.value)
+
+
+@pytest.mark.parametrize("protection", ["secure-aggregation", "differential-privacy", "either"])
+def test_a_policy_names_the_strategies_that_its_protection_always_refuses(
+    protection: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    secure = {"secure-aggregation": True}
+    private = {f"privacy.{key}": 1.0 for key in ("noise-multiplier", "number-noise-multiplier")}
+    private |= {"privacy.clip": 1.0}
+    asked = {"secure-aggregation": [secure], "differential-privacy": [private]}
+    refused = []
+    for name in STRATEGIES:
+        arguments = {"fedeba+": {"strategy.alpha": 0}, "qffl": {"strategy.rule": "weights"}}
+        flat = {"strategy.name": name, **arguments.get(name, {})}
+        tried = asked.get(protection, [secure, private])
+        refused += [name] * all(not accepted(flat | more) for more in tried)
+    every = OPEN.replace('["*"]', json.dumps([*STRATEGIES]), 1)
+    policy(tmp_path, f"protection = '{protection}'", every)
+    (record,) = caplog.records
+    words = f'line 1: {", ".join(refused)} can never run with protection = "{protection}".'
+    assert record.getMessage().endswith(words)
+
+
+def accepted(flat: Mapping[str, Any]) -> bool:
+    try:
+        RunConfig.from_flat(flat)
+    except ConfigError:
+        return False
+    return True
 
 
 def test_the_template_has_every_key_with_its_default(tmp_path: Path) -> None:
@@ -364,6 +403,19 @@ def test_a_config_is_checked_against_a_policy_before_it_is_submitted(tmp_path: P
     assert "line 5: most-rounds = 20" in call("deploy", "check", config, *option, expect=2)
     config.write_text('data.name = "npz"')
     assert "model.name = 'cnn'" in call("deploy", "check", config, *option, expect=2)
+
+
+def test_the_documented_files_of_a_run_fit_together(tmp_path: Path) -> None:
+    page = (processes.ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    files = dict(re.findall(r"```toml (\S+)\n(.*?)```", page, re.DOTALL))
+    for name in ("ca.crt", "site.key", *files):
+        (tmp_path / name).write_text(files.get(name, ""))
+    run, option = tmp_path / "run.toml", ("--policy", tmp_path / "policy.toml")
+    assert "50 rounds. north, south, coast" in call("deploy", "check", run, *option)
+    site = SiteConfig.read(tmp_path / "site.toml")
+    assert (Path(site.policy), site.node["domain"]) == (option[1], "north")
+    run.write_text(run.read_text().replace("50", "51"))
+    assert "most-rounds = 50" in call("deploy", "check", run, *option, expect=2)
 
 
 # --- the file of a site's settings -----------------------------------------------------------

@@ -7,8 +7,10 @@ import hashlib
 import json
 import logging
 import re
+import ssl
 import threading
 from collections.abc import Iterable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +25,7 @@ from rich.console import Console
 from fairflower.client_app import app
 from fairflower.config import RunConfig
 from fairflower.config.site import WITHDRAWN
-from fairflower.deploy.credentials import make_key_pair
+from fairflower.deploy.credentials import make_certificates, make_key_pair
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, RoundFailed
 from fairflower.flower_compat import OneSentence, SiteKey
@@ -364,6 +366,28 @@ def test_an_error_of_the_user_is_one_sentence_in_flowers_log(
         ("Exit Code: 201", False),
         ("sites = 3: wrong.", False),
     ]
+
+
+def test_a_certificate_that_is_refused_is_one_sentence_in_flowers_log(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    httpx = pytest.importorskip("httpx")  # with which newer Flower's ServerApp connects
+    files = [make_certificates(tmp_path / name, ["127.0.0.1"]) for name in ("server", "other")]
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files[0].certificate, files[0].key)
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        trusted = ssl.create_default_context(cafile=str(files[1].authority))
+        client = httpx.Client(verify=trusted, trust_env=False)
+        with client, pytest.raises(httpx.ConnectError) as refused:
+            client.get(f"https://127.0.0.1:{server.server_port}")
+    log = logging.getLogger("refused-certificate")
+    log.addFilter(OneSentence())
+    log.error("ServerApp raised an exception", exc_info=refused.value)
+    (record,) = caplog.records
+    assert re.fullmatch(r"The SuperLink's certificate is refused \(.*\)\. .*", record.getMessage())
+    assert record.exc_info is None
 
 
 def test_the_command_line_lists_sites_and_checks_a_config(
