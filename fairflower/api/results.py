@@ -165,7 +165,7 @@ class Results(Sequence["Result"]):
         """Return the primary score's table, verdicts and notes of each set of domains as HTML."""
         parts = [_STYLE]
         for chapter in self._analysis.chapters:
-            said = [str(verdict) for verdict in chapter.verdicts[""]]
+            said = [str(verdict) for verdict in chapter.verdicts.get("", ())]
             lines = "".join(f"<li>{escape(line)}</li>" for line in (*said, *chapter.notes))
             parts += [html_table(chapter.tables[0]), f"<ul>{lines}</ul>"]
         return f'<div class="fairflower">{"".join(parts)}</div>'

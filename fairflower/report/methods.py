@@ -80,7 +80,13 @@ class Method:
 
     @property
     def unit(self) -> str:
-        """The unit in which the runs differ: ``federation``, or ``seed of federation 0``."""
+        """The unit in which the runs differ: ``federation``, or ``seed of federation 0``.
+
+        A single run is one federation if that was drawn with its seed, and not found at sites.
+        """
+        first, *others = self.runs
+        if not others and first.federation == first.seed and "sites" not in first.info:
+            return "federation"
         if _FEDERATED in self.identity and 1 < self.divisions < len(self.runs):
             return f"run on {self.divisions} federations"
         return "federation" if self.federations else f"seed of federation {self.runs[0].federation}"
