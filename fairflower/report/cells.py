@@ -216,14 +216,13 @@ def bold(comparison: Comparison) -> str:
 
 def glossary(comparison: Comparison) -> str:
     """Define what verdicts and figures are about; empty for a single domain."""
-    score, (average, worst, spread, _) = comparison.score, over_domains(comparison.score)
-    averaged = (
-        f", in each {comparison.replicates[:-1]} and then averaged (so it can be "
-        f"{'lower' if worst.better > 0 else 'higher'} than every domain's mean)"
-    ) * several_runs(comparison.methods)
+    worst, each = over_domains(comparison.score).worst, comparison.replicates[:-1]
+    beyond = "lower" if worst.better > 0 else "higher"
+    means = f", in each {each} and then averaged (so it can be {beyond} than every domain's mean)"
     return (
-        f"{worst.title}: the worst domain's {score.title}{averaged}. {spread.title}: spread over "
-        f"domains (standard deviation). {average.title}: mean over domains."
+        f"{worst.title}: the worst domain's {comparison.score.title}"
+        f"{means * several_runs(comparison.methods)}. STD: spread over domains (standard "
+        "deviation). AVG: mean over domains."
     ) * (len(comparison.domains) > 1)
 
 
