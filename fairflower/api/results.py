@@ -117,8 +117,8 @@ class Results(Sequence["Result"]):
     def plot(self, figure: str = "average") -> Figure:
         """Draw a figure from the report.
 
-        ``figure`` is ``"average"``, ``"worst"`` or ``"std"`` (over rounds), ``"differences"``,
-        ``"bars"``, ``"domains"``, or another name that is available for these runs. Raises
+        ``figure`` is ``"average"``, ``"worst"`` or ``"std"`` (over rounds), ``"differences"`` (of
+        five pairs or more), ``"bars"``, ``"domains"``, or another name for these runs. Raises
         ``ConfigError`` if the name is unknown (the error lists all names), or if runs have
         different sets of domains or primary scores.
         """
