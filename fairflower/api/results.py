@@ -117,8 +117,8 @@ class Results(Sequence["Result"]):
     def plot(self, figure: str = "average") -> Figure:
         """Draw a figure from the report.
 
-        ``figure`` is ``"average"``, ``"worst"`` or ``"std"`` (over rounds), ``"differences"``,
-        ``"bars"``, ``"domains"``, or another name that is available for these runs. Raises
+        ``figure`` is ``"average"``, ``"worst"`` or ``"std"`` (over rounds), ``"differences"`` (of
+        five pairs or more), ``"bars"``, ``"domains"``, or another name for these runs. Raises
         ``ConfigError`` if the name is unknown (the error lists all names), or if runs have
         different sets of domains or primary scores.
         """
@@ -165,7 +165,7 @@ class Results(Sequence["Result"]):
         """Return the primary score's table, verdicts and notes of each set of domains as HTML."""
         parts = [_STYLE]
         for chapter in self._analysis.chapters:
-            said = [str(verdict) for verdict in chapter.verdicts[""]]
+            said = [str(verdict) for verdict in chapter.verdicts.get("", ())]
             lines = "".join(f"<li>{escape(line)}</li>" for line in (*said, *chapter.notes))
             parts += [html_table(chapter.tables[0]), f"<ul>{lines}</ul>"]
         return f'<div class="fairflower">{"".join(parts)}</div>'

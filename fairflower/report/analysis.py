@@ -8,19 +8,20 @@ The same object is shown in the terminal and as Markdown, HTML, LaTeX, CSV and d
 part is computed when it is first used, and then cached.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fairflower.config.text import unknown
 from fairflower.errors import ConfigError, RunFolderError
-from fairflower.report.cells import Table
+from fairflower.report.cells import Table, glossary
 from fairflower.report.contrasts import (
+    UNDECIDED,
     ContrastGroup,
     Contrasts,
     Verdict,
     contrasts_of,
-    verdict_legend,
     verdicts,
 )
 from fairflower.report.gains import gain_tables, gain_verdicts, gains
@@ -60,10 +61,10 @@ class Chapter:
 
     @cached_property
     def tables(self) -> list[Table]:
-        """Tables of scores, differences and tuning; the first table has the common caption."""
+        """Tables of scores, differences and tuning."""
         tables = score_tables(self.comparison, self.contrasts)
         of_gains = gain_tables(self.comparison, self.gains)
-        return _captioned_once([*tables, *of_gains, *tuning_tables(self.tuned)])
+        return [*tables, *of_gains, *tuning_tables(self.tuned)]
 
     @cached_property
     def fairness_tables(self) -> list[Table]:
@@ -72,8 +73,8 @@ class Chapter:
 
     @property
     def all_tables(self) -> list[Table]:
-        """All tables, in the order in which every output format has them."""
-        return [*self.tables, *self.fairness_tables]
+        """All tables, in the order of every output format; the first has the common caption."""
+        return [*_captioned_once(self.tables), *self.fairness_tables]
 
     @cached_property
     def verdicts(self) -> Mapping[str, Sequence[Verdict]]:
@@ -88,7 +89,27 @@ class Chapter:
     @property
     def legend(self) -> str:
         """The meaning of the words in verdicts; empty if no methods were compared."""
-        return verdict_legend(self.contrasts)
+        kinds = self.contrasts
+        if not any(any(c.against_baselines.values()) or any(c.further.values()) for c in kinds):
+            return ""
+        better = "higher" if self.comparison.score.better > 0 else "lower value of the"
+        return (
+            f"Fairer: {better} worst domain or lower STD, neither worse; t tests, p < 0.05 "
+            "(corrected). Mixed: one better, one worse. Equivalent: within the margins. Undecided: "
+            "none of these."
+        )
+
+    @property
+    def explained(self) -> str:
+        """What a screen has in place of the legend: metrics, and the words that occur."""
+        said = " ".join(v.conclusion for of_title in self.verdicts.values() for v in of_title)
+        said = said.replace("less fair", "fairer")
+        kept = [
+            words
+            for words in re.split(r"(?<=\.) ", self.legend)
+            if words.partition(":")[0].lower() in said or UNDECIDED in said  # which needs all
+        ]
+        return " ".join(filter(None, (glossary(self.comparison), *kept)))
 
 
 @dataclass(frozen=True)
@@ -119,8 +140,9 @@ class Analysis:
 
     @property
     def named_tables(self) -> list[Table]:
-        """The tables that `table` names. Raises ``ConfigError`` if there are none."""
-        tables = [t for chapter in self.chapters for t in chapter.all_tables] + self.held_out_tables
+        """The tables that `table` names, each with its caption; ``ConfigError`` if none."""
+        tables = [t for c in self.chapters for t in (*c.tables, *c.fairness_tables)]
+        tables += self.held_out_tables
         if named := [t for t in tables if self.table.lower() in t.title.lower()]:
             return named
         raise ConfigError(unknown("table", self.table, [table.title for table in tables]))

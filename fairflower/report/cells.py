@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from fairflower.numerics.metrics import STD, STD0
+from fairflower.numerics.metrics import STD, STD0, over_domains
 from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.report.methods import Comparison, Method, several_runs
 from fairflower.report.reading import Run
@@ -90,6 +90,8 @@ class Table:
     groups: Sequence[Group]
     footers: Sequence[str] = ()
     heading: str = "method"  # of the rows
+    #: The scores that columns summarize.
+    of: str = "over domains"
 
     @property
     def on_screen(self) -> "Table":
@@ -100,7 +102,9 @@ class Table:
             replace(g, rows=[replace(row, cells=[row.cells[i] for i in kept]) for row in g.rows])
             for g in self.groups
         ]
-        return replace(self, columns=[self.columns[i] for i in kept], groups=groups)
+        footers = [line for line in self.footers if line != GUIDE]  # users may not have the file
+        columns = [self.columns[i] for i in kept]
+        return replace(self, columns=columns, groups=groups, footers=footers)
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,7 @@ def metric_table(
     columns: Sequence[Column],
     groups: Iterable[tuple[str, Mapping[str, Method]]],
     lacking: str = "were not tested",
+    of: str = Table.of,
 ) -> Table:
     """Return a table of methods. ``groups`` has pairs of a heading and methods by name.
 
@@ -183,13 +188,13 @@ def metric_table(
             f"{caption.rstrip()} {MARK}: some domains or clients {lacking} in these "
             "rounds, so the number is not compared."
         )
-    return Table(title, caption, [column.title for column in columns], filled)
+    return Table(title, caption, [column.title for column in columns], filled, of=of)
 
 
 def remark(method: Method) -> str:
     """Return the number of federations or seeds, and the progress of unfinished runs."""
     n, unit = len(method.runs), method.unit.split(" ")[0]
-    seeds = f"{n} {unit}s" if n > 1 else f"seed {method.runs[0].seed}"
+    seeds = f"{n} {unit}s" if n > 1 else f"{unit} {method.runs[0].seed}"
     unfinished = sorted({run.progress for run in method.runs if run.status != "completed"})
     return ", ".join([seeds, *unfinished])
 
@@ -204,7 +209,21 @@ def how_to_read(comparison: Comparison) -> str:
 def bold(comparison: Comparison) -> str:
     """Explain the bold type of a table; empty if the table has none."""
     beside = ", without references" * any(method.reference for method in comparison.methods)
-    return f"Bold: best comparable method{beside}." if len(comparison.methods) > 1 else ""
+    best = "best comparable method" if several_runs(comparison.methods) else "best in these runs"
+    verdict = ", no verdict" * (not several_runs(comparison.methods))
+    return f"Bold: {best}{beside}{verdict}." if len(comparison.methods) > 1 else ""
+
+
+def glossary(comparison: Comparison) -> str:
+    """Define what verdicts and figures are about; empty for a single domain."""
+    worst, each = over_domains(comparison.score).worst, comparison.replicates[:-1]
+    beyond = "lower" if worst.better > 0 else "higher"
+    means = f", in each {each} and then averaged (so it can be {beyond} than every domain's mean)"
+    return (
+        f"{worst.title}: the worst domain's {comparison.score.title}"
+        f"{means * several_runs(comparison.methods)}. STD: spread over domains (standard "
+        "deviation). AVG: mean over domains."
+    ) * (len(comparison.domains) > 1)
 
 
 # --- numbers as text ------------------------------------------------------------------

@@ -531,10 +531,18 @@ class Verdict:
     name: str
     numbers: str
     conclusion: str
-    too_few: bool = False  # whether every comparison has too few pairs
+    too_few: str = ""  # the number of pairs if every comparison has too few
 
     def __str__(self) -> str:
         return f"{': '.join(filter(None, (self.name, self.numbers, self.conclusion)))}."
+
+    @property
+    def on_screen(self) -> "Verdict":
+        """The verdict; for too few pairs it says how to get enough."""
+        option = "seeds" if " of federation" in self.too_few else "federations"
+        advice = f"{MIN_PAIRS} are needed. Repeat with --{option} 0-{MIN_PAIRS - 1}"
+        few = f"no verdict from {self.too_few}, {advice}"
+        return Verdict(self.name, self.numbers, few) if self.too_few else self
 
 
 def verdicts(
@@ -542,15 +550,17 @@ def verdicts(
 ) -> dict[str, Sequence[Verdict]]:
     """Return the sentences about all methods, by a title for each measure and kind of comparison.
 
-    The title is empty for fairness over domains against the baselines.
+    The title is empty for fairness over domains against the baselines. A run alone, to which nobody
+    compares, has none.
     """
     fair, *others = contrasts
+    alone = len(comparison.runs) == 1 and comparison.methods[0].fully_tested()
     found = {
         "": [
             fairness_verdict(comparison, method, against)
             for method in comparison.methods
             for against in [fair.against_baselines[method.name]]
-            if against or not (method.reference or method.only_tested)
+            if against or not (method.reference or method.only_tested or alone)
         ]
     }
     for one in others:
@@ -572,7 +582,8 @@ def with_few_summed_up(found: Sequence[Verdict]) -> Sequence[Verdict]:
     if len(few) < 2:
         return found
     names = join_words([verdict.name for verdict in few])
-    together = Verdict(names, "", f"{TOO_FEW}; see the tables for the differences")
+    pairs = join_words([*{verdict.too_few: None for verdict in few}])
+    together = Verdict(names, "", f"{TOO_FEW}; see the tables for the differences", pairs)
     return [together, *(verdict for verdict in found if verdict not in few)]
 
 
@@ -628,7 +639,7 @@ def verdict_on(
         name,
         f"{numbers} ({pairs_text(contrasts.values())})",
         ", ".join(parts) + added,
-        all_too_few(contrasts),
+        too_few_pairs(contrasts),
     )
 
 
@@ -639,7 +650,7 @@ def _of_group(group: ContrastGroup) -> Iterator[Verdict]:
         for (judgment, _), names in _by_judgment(group.contrasts).items()
     )
     name = f"{group.heading} against {group.other}"
-    yield Verdict(name, "", conclusion, all_too_few(group.contrasts))
+    yield Verdict(name, "", conclusion, too_few_pairs(group.contrasts))
 
 
 def _of_each(group: ContrastGroup) -> Iterator[Verdict]:
@@ -648,22 +659,10 @@ def _of_each(group: ContrastGroup) -> Iterator[Verdict]:
         yield verdict_on(f"{group.heading}, {name}", {group.other: contrast})
 
 
-def verdict_legend(contrasts: Sequence[Contrasts]) -> str:
-    """Explain the words used in verdicts; empty if no methods were compared."""
-    if not any(any(c.against_baselines.values()) or any(c.further.values()) for c in contrasts):
-        return ""
-    worst = contrasts[0].measure.metrics[0]
-    better = "higher" if worst.better > 0 else "lower value of the"
-    return (
-        f"Fairer: {better} worst domain or lower STD, neither worse; t tests, p < 0.05 "
-        "(corrected). Mixed: one better, one worse. Equivalent: within the margins. Undecided: "
-        "none of these."
-    )
-
-
-def all_too_few(contrasts: Mapping[str, Contrast]) -> bool:
-    """Return whether no contrast has enough pairs for a verdict."""
-    return all(contrast.n < MIN_PAIRS for contrast in contrasts.values())
+def too_few_pairs(contrasts: Mapping[str, Contrast]) -> str:
+    """Return the number of pairs if no contrast has enough for a verdict, else nothing."""
+    few = all(contrast.n < MIN_PAIRS for contrast in contrasts.values())
+    return pairs_text(contrasts.values()) if few else ""
 
 
 def pairs_text(contrasts: Iterable[Contrast]) -> str:

@@ -80,10 +80,17 @@ class Method:
 
     @property
     def unit(self) -> str:
-        """The unit in which the runs differ: ``federation``, or ``seed of federation 0``."""
+        """The unit in which the runs differ: ``federation``, or ``seed of federation 0``.
+
+        A single run is one federation if that was drawn with its seed, and not found at sites.
+        """
+        first, *others = self.runs
+        drawn = not others and first.federation == first.seed and "sites" not in first.info
         if _FEDERATED in self.identity and 1 < self.divisions < len(self.runs):
             return f"run on {self.divisions} federations"
-        return "federation" if self.federations else f"seed of federation {self.runs[0].federation}"
+        return (
+            "federation" if self.federations or drawn else f"seed of federation {first.federation}"
+        )
 
     @property
     def divisions(self) -> int:

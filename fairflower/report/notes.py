@@ -138,7 +138,8 @@ def notes(comparison: Comparison) -> Iterator[str]:
     if any(best.values()):
         rounds = {name: join_words([*map(str, found)]) for name, found in best.items() if found}
         yield f"Best rounds on validation examples (checkpoint.best): {_values(rounds)}."
-    if not any(m.strategy == "uniform" or m.reference or m.only_tested for m in methods):
+    reference = any(m.strategy == "uniform" or m.reference or m.only_tested for m in methods)
+    if len(comparison.runs) > 1 and not reference:
         yield (
             "Uniform weights are not among the runs. They alone often explain much of "
             "a published gain over FedAvg."
@@ -261,7 +262,7 @@ def _unshared(comparison: Comparison) -> list[str]:
             if baseline:
                 wanted[method.name] |= seeds[baseline.name]
                 wanted[baseline.name] |= seeds[method.name]
-    unit = comparison.methods[0].unit.split(" ")[0]
+    unit = max(comparison.methods, key=lambda m: len(m.runs)).unit.split(" ")[0]
     return [
         f"{name} has no finished run for {unit}{'s' if len(missing) > 1 else ''} "
         f"{join_words([str(seed) for seed in sorted(missing)])}, so its differences use "

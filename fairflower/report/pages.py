@@ -23,7 +23,7 @@ from fairflower.config.text import is_argument, shown, toml_tables
 from fairflower.data import ClientInfo
 from fairflower.files import replacing
 from fairflower.report.analysis import Analysis, analyze
-from fairflower.report.cells import GUIDE, Cell, Group, Table, thousands
+from fairflower.report.cells import Cell, Group, Table, thousands
 from fairflower.report.methods import Comparison, differing
 from fairflower.report.reading import Run
 from fairflower.report.summary import read_summary, write_summary
@@ -35,6 +35,11 @@ _NAME = 16
 
 #: The sentence of a caption that explains bold type.
 _BOLD = re.compile(r" ?Bold: [^.]*\.")
+
+#: The word of a verdict, at the beginning of its conclusion or after another one.
+_JUDGED = re.compile(
+    r"(?:^|(?<=[,;] ))(no verdict|(less )?fair(er)?|mixed|equivalent|undecided|better|worse)\b"
+)
 
 # --- a terminal -----------------------------------------------------------------------
 
@@ -57,9 +62,9 @@ def terminal_table(runs: Sequence[Run] | Analysis) -> RenderableType:
         parts += map(TerminalTable, chapter.all_tables)
         for title, said in chapter.verdicts.items():
             parts += [Text(title, style="bold")] if title else []
-            parts += [Text(f"• {verdict}") for verdict in said]
+            parts += [Text(f"• {verdict.on_screen}") for verdict in said]
         parts += [Text(f"! {note}", style="yellow") for note in chapter.notes]
-        parts += [Text(chapter.legend, style="dim"), Text()]
+        parts += [Text(chapter.explained, style="dim"), Text()]
     return RichGroup(*parts, *map(TerminalTable, analysis.held_out_tables))
 
 
@@ -261,7 +266,8 @@ def latex(runs: Sequence[Run] | Analysis) -> str:
         )
         for table in analysis.named_tables
     ]
-    notes = [note for chapter in analysis.chapters for note in chapter.notes]
+    chapters = [] if analysis.table else analysis.chapters
+    notes = [note for chapter in chapters for note in chapter.notes]
     return _templates(tex=True).get_template("tables.tex.j2").render(tables=tables, notes=notes)
 
 
@@ -356,9 +362,9 @@ def _templates(tex: bool = False) -> Environment:
         block_start_string="<%" if tex else "{%",
         block_end_string="%>" if tex else "%}",
     )
-    environment.globals["GUIDE"] = GUIDE
     environment.filters |= {"tex": latex_escaped, "comment": _comment, "thousands": thousands}
     environment.filters |= {"pairs": _pairs, "duration": _duration}
+    environment.filters["judged"] = lambda html: _JUDGED.sub(r"<strong>\g<0></strong>", str(html))
     return environment
 
 

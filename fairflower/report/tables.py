@@ -360,6 +360,7 @@ def fairness_table(comparison: Comparison, level: str) -> Table:
         [Column(row.heading, row, over(row, comparison, clients=clients), whole) for row in rows],
         comparison.groups(methods),
         comparison.lacking,
+        f"{score.stated} over {level}",
     )
 
 
@@ -561,13 +562,18 @@ def difference_table(
     points = f"in {metrics[0].points}: " if metrics[0].points else ""
     std = " STD: ddof 1." if any(f.title.split()[0] == "STD" for f in metrics) else ""
     less = " Lower is better." if all(f.better < 0 for f in metrics) else ""
+    found = [Group(heading, [*starmap(row, rows.items())]) for heading, rows in groups]
+    judged = any(cell.spread for group in found for each in group.rows for cell in each.cells)
+    explained = (
+        ", [95 % interval]; difference detectable with 80 % power. ▲ better, ▼ worse: p < 0.05 "
+        f"(corrected), with at least {MIN_PAIRS} pairs"
+    ) * judged
     return Table(
         title,
-        f"{capitalized(f'{points}mean over pairs')}, [95 % interval]; difference detectable with "
-        "80 % power. ▲ "
-        f"better, ▼ worse: p < 0.05 (corrected), with at least {MIN_PAIRS} pairs.{less}{std}",
+        f"{capitalized(f'{points}mean over pairs')}{explained}.{less}{std}",
         [f"{metric.title}{other}" for other in others for metric in metrics],
-        [Group(heading, [*starmap(row, rows.items())]) for heading, rows in groups],
+        found,
+        of=measure.name,
     )
 
 

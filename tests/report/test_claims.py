@@ -935,7 +935,7 @@ def test_report_refuses_a_study_and_folders_that_contain_studies(tmp_path: Path)
 def test_latex_writes_notes_on_failed_runs_as_comments(tmp_path: Path) -> None:
     make_run(tmp_path / "a", rising(0.5), label="fedheal", status="failed", error="X: no")
     result = command.invoke("report", tmp_path, "--format", "latex")
-    assert "% fedheal: seed 0, failed after round" in result.stdout
+    assert "% fedheal: federation 0, failed after round" in result.stdout
     edit("run.json", "X: no", "X:\\n  client 2: no")(tmp_path / "a")
     result = command.invoke("report", tmp_path, "--format", "latex")
     assert "X: client 2: no" in result.stdout

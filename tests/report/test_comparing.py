@@ -224,9 +224,13 @@ def test_changed_data_are_noted_and_all_versions_listed(tmp_path: Path) -> None:
 
 
 def test_a_report_without_uniform_weights_says_so(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "1", constant(a=0.5, b=0.9), label="fedavg")
-    assert "Uniform weights are not among the runs" in printed_tables(folder)
-    assert "Uniform weights are not" not in printed_tables(*runs_with(tmp_path, "uniform", [0.5]))
+    said, alone = "Uniform weights are not among the runs", runs_with(tmp_path, "x", [0.5])
+    two = runs_with(tmp_path, "fedavg", [0.5, 0.5])
+    assert said in printed_tables(*two)
+    assert said not in printed_tables(*two, *runs_with(tmp_path, "uniform", [0.5]))
+    text = printed_tables(*alone)
+    assert said not in text, "nobody asked for a comparison"
+    assert "to compare with" not in text
 
 
 def test_runs_on_different_examples_are_named_and_not_compared(tmp_path: Path) -> None:

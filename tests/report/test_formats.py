@@ -39,6 +39,23 @@ def rows(text: str, title: str) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(names, row, strict=True)) for row in cells}
 
 
+def test_each_latex_caption_stands_alone(runs: list[Path]) -> None:
+    captions = re.findall(r"\\caption{(.*)}\n", latex([read_run(run) for run in runs]))
+    common = "Test accuracy in \\%. MIN: worst domain. GAP: best minus worst. $\\pm$: standard "
+    common += (
+        "deviation over 3 seeds (ddof 1). Bold: best comparable method. Underlined: second best."
+    )
+    own = "Over domains: AVG mean, STD standard deviation."
+    scores = [caption for caption in captions if caption.startswith("Accuracy per domain")]
+    assert [caption.partition("). ")[2] for caption in scores] == [f"{common} {own}"] * 2
+    (fair,) = [caption for caption in captions if caption.startswith("Fairness over 2 domains")]
+    assert "3 seeds (ddof 1)" in fair
+    assert fair.endswith(
+        "Accuracy in \\% over domains: AVG mean, STD standard deviation, MIN lowest, MAX highest, "
+        "GAP highest minus lowest."
+    )
+
+
 def assert_valid_latex(text: str) -> None:
     """Assert that environments and braces are closed and that rows have equal lengths."""
     assert re.findall(r"\\begin{(\w+)}", text) == ["table", "tabular"] * text.count(

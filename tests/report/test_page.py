@@ -29,6 +29,7 @@ from run_folders import (
     page_of,
     printed_tables,
     rising,
+    runs_with,
 )
 
 from fairflower.config import RunConfig
@@ -113,7 +114,7 @@ def test_the_page_is_accessible_and_has_a_dark_mode(hostile: Path) -> None:
     assert "prefers-color-scheme: dark" in text
     assert "@media print" in text
     figures = [attrs for tag, attrs in page.tags if tag == "svg"]
-    assert len(figures) == 11
+    assert len(figures) == 10
     assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in figures)
     assert 'style="fill: currentColor' in text.replace("text-anchor: middle; ", "")
     levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch(r"h[1-6]", tag)]
@@ -126,7 +127,7 @@ def test_the_page_is_accessible_and_has_a_dark_mode(hostile: Path) -> None:
 @pytest.mark.slow
 def test_figures_are_written_as_valid_png_and_svg_files(hostile: Path) -> None:
     files = {path.name for path in (hostile / "figures").iterdir()}
-    names = {"average", "worst", "std", "differences", "bars", "clients", "domains",
+    names = {"average", "worst", "std", "bars", "clients", "domains",
              "client-weights", "client-distance", "pairs-cosine-i", "round-kept"}  # fmt: skip
     assert files == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     for path in (hostile / "figures").iterdir():
@@ -191,6 +192,7 @@ def test_clients_that_only_some_runs_have_are_drawn_once(tmp_path: Path) -> None
 
 def test_differences_are_drawn_from_uniform_weights_with_their_intervals(tmp_path: Path) -> None:
     finals = {"fedavg": [0.50, 0.55], "uniform": [0.60, 0.61], "fedheal": [0.70, 0.75]}
+    finals = {name: [first, *[last] * 4] for name, (first, last) in finals.items()}
     folders = [
         make_run(tmp_path / f"{name}-{seed}", rising(final), strategy=name, label=name, seed=seed)
         for name, of_seeds in finals.items()
@@ -206,9 +208,29 @@ def test_differences_are_drawn_from_uniform_weights_with_their_intervals(tmp_pat
         expected = [100 * (value[name] - value["uniform"]) for name in ("fedavg", "fedheal")]
         assert drawn == pytest.approx(expected)
     assert "(right is better)" in worst.get_xlabel()
-    (alone,) = group_runs(map(read_run, folders[:2]))
-    with pytest.raises(ConfigError, match="differences"):
-        plot(alone, "differences")
+    assert not average.patches, "no margin of what is not judged"
+    few = [folder for folder in folders if not folder.name.endswith("-4")]
+    for those in (folders[:2], few):  # no baseline; too few pairs for a verdict
+        (alone,) = group_runs(map(read_run, those))
+        with pytest.raises(ConfigError, match="differences"):
+            plot(alone, "differences")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_only_the_word_of_a_verdict_is_bold_and_metrics_are_defined_once(tmp_path: Path) -> None:
+    folders = [
+        *runs_with(tmp_path, "uniform", [0.50, 0.51, 0.49, 0.52, 0.50]),
+        *runs_with(tmp_path, "fedheal", [0.70, 0.72, 0.69, 0.73, 0.70]),
+    ]
+    text = html.unescape(write_report(list(map(read_run, folders)), tmp_path / "out").read_text())
+    (data,) = re.findall(r"<h2.*?>(.*)</h2>", text)
+    assert data == "Data: digits; its 2 domains: a, b"
+    listed = re.search(r'<ul class="verdicts">(.*?)</ul>', text, re.DOTALL)
+    assert listed
+    assert re.findall("<strong>(.*?)</strong>", listed[1]) == ["fairer"]
+    assert "fedheal: <strong>fairer</strong> (worst domain, STD) than Uniform." in listed[1]
+    assert text.count("so it can be lower than every domain's mean") == 1
+    assert "Mixed: " not in text.partition('<details id="how-to-read">')[0]
 
 
 def test_more_methods_than_colors_are_told_apart(tmp_path: Path) -> None:
@@ -232,7 +254,7 @@ def test_a_run_of_one_round_has_one_accuracy_table(tmp_path: Path) -> None:
     record = {"round": 1, "client_ids": [0], "weights": [1.0], "cosine": [[1.0]], "kept": 0.5}
     folder = make_run(tmp_path / "r", rising(0.5, rounds=2), diagnostics=[record])
     page = Page(write_report([read_run(folder)], tmp_path / "out").read_text("utf-8"))
-    assert list(page.table("Accuracy per domain, round 1")) == ["fedheal seed 0"]
+    assert list(page.table("Accuracy per domain, round 1")) == ["fedheal federation 0"]
     assert not [caption for caption in page.tables if caption.startswith("Accuracy per domain, la")]
 
 
@@ -445,9 +467,9 @@ def test_models_of_different_sizes_are_a_table_by_method(tmp_path: Path) -> None
     page = page_of(tmp_path / "out", *folders)
     rows = [list(row.values()) for row in page.table("Model").values()]
     assert rows == [
-        ["fedavg seed 0", "4,000", "1,000"],
-        ["uniform seed 0", DASH, "25,130"],
-        ["fedheal seed 0", "100,520", "25,130"],
+        ["fedavg federation 0", "4,000", "1,000"],
+        ["uniform federation 0", DASH, "25,130"],
+        ["fedheal federation 0", "100,520", "25,130"],
     ]
     assert "Model:" not in printed_tables(*folders)
     assert "Model" not in printed_tables(folders[2]), "an old run has no model size"

@@ -15,7 +15,7 @@ def test_the_participation_table_matches_the_availability_trace(tmp_path: Path) 
     file.write_text("round,client\n1,0\n1,1\n2,0\n3,0\n3,2\n")
     settings = {"participation.availability": str(file), "fraction-train": 1.0}
     folder = session(config(tmp_path, **settings)).run()
-    row = tables_of(folder).table("Participation")["fedheal seed 0"]
+    row = tables_of(folder).table("Participation")["fedheal federation 0"]
     assert [row[key] for key in row if key.endswith(": rounds")] == [
         *("100.00", "33.33", "33.33", "0.00")
     ]

@@ -63,12 +63,12 @@ def test_a_stopped_run_is_readable_and_marked(tmp_path: Path) -> None:
     config = folder / "config.toml"
     config.write_text(config.read_text().replace("num-server-rounds = 3", "num-server-rounds = 20"))
     text = printed_tables(folder)
-    assert "seed 0, stopped after round 3 of 20" in text
+    assert "federation 0, stopped after round 3 of 20" in text
     assert "mean of all 3 tested rounds (1 to 3)" in text
     page = tables_of(folder)
     assert (
         page.table("Accuracy per domain, mean of all 3")[
-            "fedheal seed 0, stopped after round 3 of 20"
+            "fedheal federation 0, stopped after round 3 of 20"
         ]["a"]
         == "52.00"
     )

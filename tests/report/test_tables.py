@@ -41,8 +41,8 @@ def test_the_accuracy_table_matches_hand_computed_values(tmp_path: Path) -> None
     five = tables_of(make_run(tmp_path / "five", constant(6, a=0.5, b=0.4)))
     assert five.table("Accuracy per domain, mean of all 5 tested rounds (1 to 5)")
     row = page.table("Accuracy per domain, mean of the last 5 tested rounds (2 to 6)")
-    assert row["fedheal seed 0"] == {
-        "method": "fedheal seed 0",
+    assert row["fedheal federation 0"] == {
+        "method": "fedheal federation 0",
         "a": "54.00",
         "b": "90.00",
         "AVG": "72.00",
@@ -51,9 +51,9 @@ def test_the_accuracy_table_matches_hand_computed_values(tmp_path: Path) -> None
         "MIN": "54.00",
         "GAP": "36.00",
     }
-    last = page.table("Accuracy per domain, last round (6)")["fedheal seed 0"]
+    last = page.table("Accuracy per domain, last round (6)")["fedheal federation 0"]
     assert (last["a"], last["AVG"], last["STD ddof 0"]) == ("56.00", "73.00", "17.00")
-    fairness = page.table("Fairness over 2 domains")["fedheal seed 0"]
+    fairness = page.table("Fairness over 2 domains")["fedheal federation 0"]
     jain = (0.54 + 0.9) ** 2 / (2 * (0.54**2 + 0.9**2))
     assert fairness["Jain"] == f"{jain:.4f}"
     assert fairness["Gini"] == f"{0.36 / (2 * (0.54 + 0.9)):.4f}"
@@ -64,7 +64,7 @@ def test_client_accuracies_have_their_own_table(tmp_path: Path) -> None:
     """Clients 0 to 2 test in every round; client 3 never answers."""
     clients = {r: [0.5, 0.6, 0.9] for r in range(7)}
     page = tables_of(make_run(tmp_path / "r", rising(0.5), clients=clients))
-    row = page.table("Fairness over 3 clients")["fedheal seed 0"]
+    row = page.table("Fairness over 3 clients")["fedheal federation 0"]
     assert (row["AVG"], row["MIN"], row["MAX"], row["GAP"]) == (
         "66.67†", "50.00†", "90.00†", "40.00†",
     )  # fmt: skip
@@ -84,7 +84,7 @@ def test_clients_untested_in_some_run_count_with_their_domains_accuracy(tmp_path
     assert {row["Avg over clients"] for row in both.values()} == {"70.00"}, "0.4 and three of 0.8"
     assert "A client counts with its domain's accuracy" in tables_of(*folders).text
     alone = tables_of(folders[0])
-    assert alone.table(title)["uniform seed 0"]["Avg over clients"] == "50.00"
+    assert alone.table(title)["uniform federation 0"]["Avg over clients"] == "50.00"
     assert "A client counts with its domain's accuracy" not in alone.text
 
 
@@ -119,12 +119,12 @@ def test_quality_table_marks_the_best_of_comparable_methods(tmp_path: Path) -> N
         folders.append(with_scores(folder, balanced_accuracy=values))
     page = tables_of(*folders)
     rows = page.table("Class-balanced accuracy, the last 5")
-    assert list(rows["fedavg seed 0"]) == [
+    assert list(rows["fedavg federation 0"]) == [
         "method", "clean ACC", "corrupted ACC", "average ACC",
     ]  # fmt: skip
-    assert rows["fedism seed 0"]["average ACC"] == "50.00 ± 0.00"
+    assert rows["fedism federation 0"]["average ACC"] == "50.00 ± 0.00"
     text = markdown_tables([read_run(folder) for folder in folders])
-    assert "| fedavg (seed 0) | **90.00** ±0.00 | 10.00 ±0.00 |" in text
+    assert "| fedavg (federation 0) | **90.00** ±0.00 | 10.00 ±0.00 |" in text
 
 
 def test_the_quality_table_appears_only_if_its_metrics_were_measured(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_an_undefined_auc_is_shown_as_a_dash(tmp_path: Path) -> None:
     values = [*constant(6, a=0.5, b=0.5), {"a": math.nan, "b": 0.5}]
     folder = make_run(tmp_path / "r", rising(0.5))
     with_scores(folder, auc=values, balanced_accuracy=constant(a=0.5, b=0.5))
-    row = tables_of(folder).table("Class-balanced")["fedheal seed 0"]
+    row = tables_of(folder).table("Class-balanced")["fedheal federation 0"]
     assert row["a AUC"].startswith("\N{EN DASH}")
     assert row["b AUC"] == "50.00 ± 0.00"
 
@@ -154,8 +154,8 @@ def test_the_types_table_matches_hand_computed_values(tmp_path: Path) -> None:
     """Three clients of a (0.54 on average) and one of b (0.9)."""
     folder = give_clients(make_run(tmp_path / "r", rising(0.5)), a=3, b=1)
     row = tables_of(folder).table("Client types and clients, mean of the last 5")
-    assert row["fedheal seed 0"] == {
-        "method": "fedheal seed 0",
+    assert row["fedheal federation 0"] == {
+        "method": "fedheal federation 0",
         "Avg over domains": "72.00",
         "Avg over clients": f"{100 * (3 * 0.54 + 0.9) / 4:.2f}",
         "σ type": "18.00",  # noqa: RUF001
@@ -166,11 +166,11 @@ def test_the_types_table_matches_hand_computed_values(tmp_path: Path) -> None:
 def test_the_types_table_uses_client_tests_if_all_clients_tested(tmp_path: Path) -> None:
     own = {r: [0.1, 0.2, 0.3, 0.8] for r in range(7)}
     folder = give_clients(make_run(tmp_path / "r", rising(0.5), clients=own), a=3, b=1)
-    row = tables_of(folder).table("Client types")["fedheal seed 0"]
+    row = tables_of(folder).table("Client types")["fedheal federation 0"]
     assert (row["Avg over domains"], row["Avg over clients"]) == ("72.00", "35.00")
     some = {r: [0.1, 0.2, 0.3] for r in range(7)}
     folder = give_clients(make_run(tmp_path / "s", rising(0.5), clients=some), a=3, b=1)
-    row = tables_of(folder).table("Client types")["fedheal seed 0"]
+    row = tables_of(folder).table("Client types")["fedheal federation 0"]
     assert row["Avg over clients"] == "63.00"
 
 
@@ -184,7 +184,7 @@ def test_runs_with_clusters_have_a_types_table_even_with_domains_of_equal_weight
     folder = clustered(tmp_path / "r", [[0, 0, 1, 1]] * 6)
     plain = make_run(tmp_path / "f", rising(0.5), label="fedavg")
     rows = tables_of(folder, plain).table("Client types and clients, mean of")
-    assert set(rows) == {"fedgcr seed 0", "fedavg seed 0"}
+    assert set(rows) == {"fedgcr federation 0", "fedavg federation 0"}
     for row in rows.values():
         assert row["Avg over domains"] == row["Avg over clients"] == "72.00"
         assert row["σ type"] == row["σ client"] == "18.00"  # noqa: RUF001
@@ -195,9 +195,12 @@ def test_personal_models_have_their_own_table(tmp_path: Path) -> None:
     plain = make_run(tmp_path / "f", rising(0.5), label="fedavg")
     page = tables_of(own, plain)
     row = page.table("Accuracy of personal models, mean of the last 5 tested rounds (2 to 6)")
-    assert list(row) == ["ditto seed 0"]
-    assert (row["ditto seed 0"]["a"], row["ditto seed 0"]["b"]) == ("83.00", "90.00")
-    assert (row["ditto seed 0"]["AVG"], row["ditto seed 0"]["MIN"]) == ("86.50", "83.00")
+    assert list(row) == ["ditto federation 0"]
+    assert (row["ditto federation 0"]["a"], row["ditto federation 0"]["b"]) == ("83.00", "90.00")
+    assert (row["ditto federation 0"]["AVG"], row["ditto federation 0"]["MIN"]) == (
+        "86.50",
+        "83.00",
+    )
     assert "personal models" not in tables_of(plain).text
     assert "Accuracy of personal models" in printed_tables(own)
 
@@ -247,7 +250,9 @@ def test_verdicts_need_five_seeds_and_clear_differences(tmp_path: Path) -> None:
         *runs_with(tmp_path / "2", "x", [0.6, 0.6]),
     ]
     message = "(2 seeds of federation 0): too few pairs for a verdict (5 needed) against Uniform"
-    assert message in printed_tables(*two)
+    assert message in markdown_tables([read_run(folder) for folder in two])
+    shown = "no verdict from 2 seeds of federation 0, 5 are needed. Repeat with --seeds 0-4."
+    assert shown in printed_tables(*two)
     table = tables_of(*two).table("Difference from the baselines")
     assert table["x 2 seeds of federation 0"]["MIN vs Uniform"] == "+10.00 ± 0.00", "no mark"
     noisy = [
@@ -265,12 +270,14 @@ def test_one_sentence_says_that_all_methods_have_too_few_seeds(tmp_path: Path) -
         for label in labels
         for seed in (0, 1)
     ]
-    message = (
-        "fedavg, uniform and fedheal: too few pairs for a verdict (5 needed); see the tables for"
-    )
     text = " ".join(printed_tables(*runs).split())
-    assert text.count("too few pairs") == 1
-    assert message in text
+    assert text.count("no verdict") == 1
+    assert "fedavg, uniform and fedheal: no verdict from 2 seeds of federation 0, 5 are" in text
+    assert "Fairer: " not in text, "only words that occur are explained"
+    once = [run for run in runs if run.name.endswith("-0")]
+    text = " ".join(printed_tables(*once).split())
+    assert "no verdict from 1 federation, 5 are needed. Repeat with --federations 0-4." in text
+    assert "80 % power" not in text
 
 
 def test_a_baseline_with_too_few_runs_does_not_prevent_verdicts_against_another(
@@ -402,7 +409,7 @@ def test_a_single_group_has_no_average_column(tmp_path: Path) -> None:
     assert [[f.title for f in one.metrics] for one in measures(comparison)[1:]] == [
         ["a ACC"], ["a AUC"],
     ]  # fmt: skip
-    row = tables_of(folder).table("Class-balanced")["fedheal seed 0"]
+    row = tables_of(folder).table("Class-balanced")["fedheal federation 0"]
     assert list(row) == ["method", "a ACC", "a AUC"]
 
 

@@ -46,8 +46,8 @@ def test_a_run_that_lost_a_site_reports_the_other_domains(tmp_path: Path) -> Non
     page = write_report([run], tmp_path / "out")
     page = Page(page.read_text("utf-8"))
     row = page.table("Accuracy per domain, mean of the last 5 tested rounds (2 to 6)")
-    assert row["fedheal seed 0"] == {
-        "method": "fedheal seed 0",
+    assert row["fedheal federation 0"] == {
+        "method": "fedheal federation 0",
         "a": "54.00",
         "b": "90.00",
         "c": DASH,
@@ -59,9 +59,9 @@ def test_a_run_that_lost_a_site_reports_the_other_domains(tmp_path: Path) -> Non
     exported = (tmp_path / "out" / "tables.md").read_text("utf-8")
     assert "| STD ddof 1 | STD ddof 0 |" in exported
     assert "| 18.00† |" in exported
-    last = page.table("Accuracy per domain, last round (6)")["fedheal seed 0"]
+    last = page.table("Accuracy per domain, last round (6)")["fedheal federation 0"]
     assert (last["a"], last["c"], last["AVG"], last["GAP"]) == ("56.00", DASH, "73.00†", "34.00†")
-    fairness = page.table("Fairness over 2 domains")["fedheal seed 0"]
+    fairness = page.table("Fairness over 2 domains")["fedheal federation 0"]
     assert fairness["Jain"] == f"{(0.54 + 0.9) ** 2 / (2 * (0.54**2 + 0.9**2)):.4f}†"
     note = (
         "fedheal, seed 0: c was not tested in rounds 2 to 6. Numbers marked † do not cover "
@@ -82,10 +82,10 @@ def test_a_site_that_came_back_counts_only_in_its_tested_rounds(
     values = [accuracies | {"c": 0.1 * r} for r, accuracies in enumerate(ALL)]
     folder = make_run(tmp_path / "r", without_tests(values, c=[2, 4, 6]))
     page = tables_of(folder)
-    row = page.table("Accuracy per domain, mean of the last 5")["fedheal seed 0"]
+    row = page.table("Accuracy per domain, mean of the last 5")["fedheal federation 0"]
     assert (row["c"], row["AVG"], row["MIN"]) == ("40.00", f"{(54 + 90 + 40) / 3:.2f}†", "40.00†")
-    assert page.table("Fairness over 3 domains")["fedheal seed 0"]["MIN"] == "40.00†"
-    row = page.table("Accuracy per domain, last round")["fedheal seed 0"]
+    assert page.table("Fairness over 3 domains")["fedheal federation 0"]["MIN"] == "40.00†"
+    row = page.table("Accuracy per domain, last round")["fedheal federation 0"]
     assert (row["c"], row["AVG"], row["MIN"]) == (DASH, "73.00†", "56.00†")
     assert (
         "c was not tested in rounds 2, 4 and 6. "
@@ -112,9 +112,10 @@ def test_the_last_round_is_compared_if_every_domain_was_tested_in_it(tmp_path: P
     ]
     page = tables_of(*folders)
     assert (
-        page.table("Accuracy per domain, mean of the last 5")["fedheal seed 0"]["MIN"] == "40.00†"
+        page.table("Accuracy per domain, mean of the last 5")["fedheal federation 0"]["MIN"]
+        == "40.00†"
     )
-    assert page.table("Accuracy per domain, last round")["fedheal seed 0"]["MIN"] == "40.00"
+    assert page.table("Accuracy per domain, last round")["fedheal federation 0"]["MIN"] == "40.00"
 
 
 def test_an_unfinished_round_is_not_read_as_an_absence(tmp_path: Path) -> None:
@@ -238,10 +239,10 @@ def test_personal_models_that_were_not_tested_are_a_dash(tmp_path: Path) -> None
     personal = without_tests(rising(0.8, rounds=6), b=range(6))
     folder = make_run(tmp_path / "d", rising(0.5), label="ditto", personal=personal)
     page = tables_of(folder)
-    row = page.table("Accuracy of personal models")["ditto seed 0"]
+    row = page.table("Accuracy of personal models")["ditto federation 0"]
     assert (row["a"], row["b"], row["AVG"], row["GAP"]) == ("83.00", DASH, "83.00†", DASH)
     assert row["STD ddof 1"] == row["STD ddof 0"] == DASH
-    row = page.table("Accuracy per domain, mean of the last 5")["ditto seed 0"]
+    row = page.table("Accuracy per domain, mean of the last 5")["ditto federation 0"]
     assert row["AVG"] == "72.00", "the global model was tested everywhere"
 
 
@@ -253,17 +254,20 @@ def test_personal_models_that_missed_a_test_are_marked(tmp_path: Path) -> None:
     other = make_run(tmp_path / "e", rising(0.5), label="fedper", personal=personal)
     page = tables_of(folder, other)
     table = page.table("Accuracy of personal models")
-    assert (table["ditto seed 0"]["b"], table["ditto seed 0"]["GAP"]) == ("90.00", "7.00†")
-    assert table["fedper seed 0"]["GAP"] == "7.00"
+    assert (table["ditto federation 0"]["b"], table["ditto federation 0"]["GAP"]) == (
+        "90.00",
+        "7.00†",
+    )
+    assert table["fedper federation 0"]["GAP"] == "7.00"
 
 
 def test_a_single_tested_domain_of_several_has_no_spread(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", without_tests(rising(0.5), b=range(1, 7)))
     page = tables_of(folder)
-    row = page.table("Accuracy per domain, mean of the last 5")["fedheal seed 0"]
+    row = page.table("Accuracy per domain, mean of the last 5")["fedheal federation 0"]
     assert (row["AVG"], row["MIN"]) == ("54.00†", "54.00†")
     assert {row[name] for name in ("STD ddof 1", "STD ddof 0", "GAP")} == {DASH}
-    row = page.table("Fairness over 1 domains")["fedheal seed 0"]
+    row = page.table("Fairness over 1 domains")["fedheal federation 0"]
     assert (row["AVG"], row["MIN"], row["MAX"]) == ("54.00†", "54.00†", "54.00†")
     assert {row[name] for name in ("STD ddof 0", "GAP", "Jain", "Gini", "entropy")} == {DASH}
 
@@ -274,10 +278,10 @@ def test_the_types_table_covers_only_tested_clients(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", without_tests(ALL, c=range(2, 7)), clients=clients)
     give_clients(folder, a=3, b=1, c=2)
     page = tables_of(folder)
-    row = page.table("Client types and clients")["fedheal seed 0"]
+    row = page.table("Client types and clients")["fedheal federation 0"]
     assert row["Avg over domains"] == "72.00†"
     assert row["Avg over clients"] == f"{100 * (3 * 0.54 + 0.9) / 4:.2f}†"
-    assert page.table("Fairness over 4 clients")["fedheal seed 0"]["MIN"] == "54.00†"
+    assert page.table("Fairness over 4 clients")["fedheal federation 0"]["MIN"] == "54.00†"
 
 
 def test_dropped_test_replies_are_noted_with_their_reason(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from fairflower.report.methods import Curve
 
-HALF, FULL = 6.4, 13.0  # width in inches: half of the page, the whole page
+#: Width in inches: of a phone, half of the page, the whole page.
+NARROW, HALF, FULL = 4.4, 6.4, 13.0
 INK = "#24292f"
 GRAY = "#7d8590"
 

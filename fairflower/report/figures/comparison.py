@@ -42,6 +42,7 @@ from fairflower.report.methods import (
 )
 from fairflower.report.reading import Run
 from fairflower.report.tuning import Tuned, shown_rows
+from fairflower.statistics import MIN_PAIRS
 
 _ZOOM = "Right: the second half of the rounds, enlarged."
 
@@ -82,7 +83,7 @@ def _sketches(comparison: Comparison, contrasts: Sequence[Contrasts]) -> Iterato
         ("worst", "Worst domain over rounds", worst),
         ("std", "Spread across domains over rounds", spread),
     )
-    yield from _differences(comparison, contrasts[0], styles)
+    yield from _differences(comparison, contrasts[0])
     furthest = max(comparison.methods, key=lambda m: m.runs[0].last_round).runs[0].rounds
     half = furthest[-1] / 2 if len(furthest) >= _MIN_ROUNDS_TO_ZOOM else None
     for name, title, row in over_rounds:
@@ -101,11 +102,15 @@ def _sketches(comparison: Comparison, contrasts: Sequence[Contrasts]) -> Iterato
     yield from diagnostics.sketches(comparison, styles)
 
 
-def _differences(
-    comparison: Comparison, contrasts: Contrasts, styles: LineStyles
-) -> Iterator[FigureDraft]:
-    """Draw the methods' differences from uniform weights (or FedAvg) with their intervals."""
-    by_method = contrasts.against_baselines
+def _differences(comparison: Comparison, contrasts: Contrasts) -> Iterator[FigureDraft]:
+    """Draw the methods' differences from uniform weights (or FedAvg) with their intervals.
+
+    A difference that has too few pairs for a verdict is not drawn.
+    """
+    by_method = {
+        name: {heading: one for heading, one in of.items() if one.n >= MIN_PAIRS}
+        for name, of in contrasts.against_baselines.items()
+    }
     headings = [heading for of_method in by_method.values() for heading in of_method]
     if not headings:
         return
@@ -114,30 +119,32 @@ def _differences(
     titles = [m.title for m in contrasts.measure.metrics if len(comparison.domains) > 1] or [
         AVG.title
     ]
-    sheet, axes = panels(1, len(titles), canvas.FULL, 1.1 + 0.3 * len(found), sharey=True)
-    alt_parts = []
+    height = len(titles) * (0.55 + 0.22 * len(found))
+    sheet, axes = panels(len(titles), 1, canvas.NARROW, height, sharey=True)
+    alt_parts, lines = [], {"Dot: mean over pairs": None}
     for panel, title in zip(axes.flat, titles, strict=True):
         for place, (name, contrast) in enumerate(found.items()):
             one = contrast[title]
             mean, low, high = one.difference.mean, one.difference.low, one.difference.high
-            style = {"color": styles[name].color, "capsize": 3, "markersize": 6}
             ends = [[mean - low], [high - mean]] if high - low < one.metric.largest else None
+            lines |= {"line: simultaneous 95 % interval": None} if ends else {}
+            style = {"color": canvas.INK, "capsize": 3, "markersize": 5}
             panel.errorbar([mean], [place], xerr=ends, fmt="o", **style)
             alt_parts.append(f"{name} {title} {signed(one.difference)}")
         panel.axvline(0, color=canvas.INK, linewidth=0.8)
-        if margin := np.nan_to_num(one.difference.margin):
+        if margin := one.metric.judged * np.nan_to_num(one.difference.margin):
+            lines |= {"gray: margin of equivalence": None}
             panel.axvspan(-margin, margin, color=canvas.GRAY, alpha=0.15, linewidth=0)
         unit = f", {one.metric.points}" if one.metric.points else ""
         better = "right" if one.metric.better > 0 else "left"
-        panel.set_xlabel(f"{title} minus that of {reference}{unit} ({better} is better)")
+        panel.set_xlabel(f"{title} minus {reference}'s{unit} ({better} is better)")
     axes[0, 0].set_yticks(range(len(found)), list(found))
     axes[0, 0].set_ylim(len(found) - 0.4, -0.6)
     yield FigureDraft(
         "differences",
         sheet,
         f"Differences from {reference}, {comparison.span()}",
-        "Dot: mean over pairs; line: simultaneous 95 % interval, if narrower than the score's "
-        "range; gray: margin of equivalence.",
+        f"{'; '.join(lines)}.",
         f"Differences from {reference}: {'; '.join(alt_parts)}.",
         first=True,
     )
