@@ -21,7 +21,7 @@ BUDGETS = {
     "clients": 1970,
     "config": 2240,
     "data": 5210,
-    "deploy": 1935,
+    "deploy": 1940,
     "engines": 1560,
     "exchanges": 740,
     "models": 1930,

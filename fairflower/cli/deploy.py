@@ -211,7 +211,7 @@ def leaves(
         list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a key.")
     ] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="The sites' policy; with [consortium], sites sign.")
+        Path | None, typer.Option(help="The site's policy: whether it trains, and signs.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Markdown file for the same table.")
@@ -224,9 +224,11 @@ def leaves(
     folders in --site: a site that has only its own folder gives it twice, or three times with
     secure aggregation, as different domains.
     """
+    from fairflower.config.site import TESTS_ONLY
     from fairflower.deploy import leaves as listing
     from fairflower.deploy import local
     from fairflower.deploy.policy import Policy
+    from fairflower.engines.inline import FIRST_NODE
     from fairflower.secure.protocol import SMALLEST_SUM
 
     if out is not None:
@@ -244,9 +246,12 @@ def leaves(
             f"{SMALLEST_SUM} sites. Repeat the folder under other domains."
         )
     data, nodes = local.nodes_of(run.data, site, sites)
+    if not held.trains:  # beside sites that do
+        nodes.insert(0, {**nodes[0], TESTS_ONLY: True})
     run = replace(run, data=data, sites=len(nodes))
     with console.status("Rehearsing two rounds"):
         rehearsal = listing.rehearse(run, nodes, bool(held.consortium))
+    rehearsal = rehearsal if held.trains else rehearsal.of_site(FIRST_NODE)
     rows, needs = rehearsal.leaving(), rehearsal.needs()
     console.print(text_table("What leaves a site", listing.COLUMNS, map(listing.cells, rows)))
     say(listing.sizes(needs))

@@ -174,6 +174,13 @@ class Rehearsal:
             )
         ]
 
+    def of_site(self, site: int) -> Rehearsal:
+        """Return the records of one site."""
+        requests, replies = (
+            [sent for sent in of if sent.site == site] for of in (self.requests, self.replies)
+        )
+        return replace(self, requests=requests, replies=replies)
+
     def needs(self) -> Needs:
         """Return what a site needs: the largest site, in its second round."""
         received, sent = (

@@ -247,6 +247,22 @@ def test_masks_take_three_folders_and_a_policy_has_to_allow_the_run(tmp_path: Pa
     assert "strategy.name = 'fedavg'" in said
 
 
+def test_a_site_that_only_tests_sends_a_description_and_scores(tmp_path: Path) -> None:
+    folders = tiny_data_sets.digits_folders(tmp_path, ("plain", "inverted"), most=20)
+    config, policy, out = (tmp_path / name for name in ("run.toml", "policy.toml", "leaves.md"))
+    config.write_text('data.name = "npz"\ndata.smallest-group = 1\n')
+    names = 'strategies = ["*"]\nclients = ["*"]\nmodels = ["*"]\ndata = ["*"]\n'
+    policy.write_text(f"{names}trains = false\n")
+    sites = [f"--site={domain}={folder}" for domain, folder in folders.items()]
+    call("deploy", "leaves", config, *sites, "--policy", policy, "--out", out)
+    rows = [line.split(" | ") for line in out.read_text().splitlines() if line.startswith("| ")]
+    assert [row[0].partition(",")[0] for row in rows[2:]] == [
+        "| once",
+        "| each test; the last one is after the run",
+    ]
+    assert "tests-only: that the site only tests" in rows[2][2]
+
+
 def number(text: str) -> int:
     return int(text.replace(",", ""))
 
