@@ -208,6 +208,8 @@ def _process() -> Iterator[None]:
     set_task_identity()
     if files := sys.modules.get("fairflower.data.files"):  # warnings are said once in a process
         files.said.clear()
+    if torch := sys.modules.get("torch"):  # clients of a test may have been threads
+        torch.backends.cuda.enable_flash_sdp(True)
     handlers = {number: signal.getsignal(number) for number in STOPS}
     yield
     for number, handler in handlers.items():

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fairflower.arguments import Range
 from fairflower.exchanges.stored import AveragedBatches
 from fairflower.files import Arrays
+from fairflower.training.modes import MathAttention
 from fairflower.training.trainer import Trainer
 
 
@@ -84,7 +84,7 @@ class FedMix(Trainer):
         other = self.images[self.steps % len(self.images)]
         label = self.labels[self.steps % len(self.images)].expand(len(x), -1)
         u = ((1 - self.lambda_) * x.detach()).requires_grad_()
-        with sdpa_kernel(SDPBackend.MATH):  # the other kernels cannot be differentiated twice
+        with MathAttention():  # the other kernels cannot be differentiated twice
             logits = self.model(u)
             local = self.criterion(logits, y)
             # Gradient of the batch mean: already divided by the batch size.

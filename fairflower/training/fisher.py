@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairflower.models import trainable
 from fairflower.tasks import CLASSIFICATION, Task, task_of
 from fairflower.training.gradients import Batches, batches_of, checked_count, gradients_of
-from fairflower.training.modes import eval_mode, without_tf32
+from fairflower.training.modes import MathAttention, eval_mode, without_tf32
 
 #: Number of elements of a layer's per-sample gradients in memory: 1 MB fits in a CPU's cache.
 _BLOCK = 2**18
@@ -95,7 +94,7 @@ def _attention_for_vmap() -> Iterator[None]:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH):
+        with MathAttention():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

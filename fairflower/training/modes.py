@@ -1,9 +1,10 @@
 """Context managers for temporary modes of a model and of torch."""
 
 import random
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -53,6 +54,34 @@ def frozen(parameters: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
 def at_least_float32(values: Tensor) -> Tensor:
     """Convert 16-bit results of autocast to float32; return other tensors unchanged."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+class MathAttention:
+    """Compute attention by the kernel that vmap can batch and that can be differentiated twice.
+
+    PyTorch chooses kernels for the whole process, and clients may be threads of it: the last thread
+    that leaves restores the others.
+    """
+
+    _lock = threading.Lock()
+    _users = 0
+    _before: ClassVar[dict[str, bool]] = {}
+
+    def __enter__(self) -> None:
+        cls, cuda = MathAttention, torch.backends.cuda
+        with cls._lock:
+            if not cls._users:
+                for name in ("flash_sdp", "mem_efficient_sdp", "cudnn_sdp"):
+                    cls._before[name] = getattr(cuda, f"{name}_enabled")()
+                    getattr(cuda, f"enable_{name}")(False)
+            cls._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        cls = MathAttention
+        with cls._lock:
+            cls._users -= 1
+            for name, enabled in () if cls._users else cls._before.items():
+                getattr(torch.backends.cuda, f"enable_{name}")(enabled)
 
 
 @contextmanager

@@ -175,8 +175,9 @@ def test_the_bundle_is_complete_and_small(app: Path, bundle: Path):
     assert project["dependency-groups"]["sim"] == ["fairflower[sim]"]
     bundled = set(zipfile.ZipFile(bundle).namelist())
     files = {path for path in (app / "fairflower").rglob("*") if path.is_file()}
-    # Flower does not bundle templates, styles and scripts; only `fairflower report` needs them.
-    files = {path for path in files if path.suffix not in (".j2", ".css", ".js", ".mplstyle")}
+    # Flower does not bundle templates, styles and scripts, which no run needs.
+    other = (".j2", ".css", ".js", ".mplstyle", ".service")
+    files = {path for path in files if path.suffix not in other}
     ours = {path.relative_to(app) for path in files if "__pycache__" not in path.parts}
     assert bundled >= {path.as_posix() for path in ours}
 

@@ -48,6 +48,7 @@ from fairflower.training.measurements import (
     requested,
     train_and_measure,
 )
+from fairflower.training.modes import MathAttention
 
 TASK = task_of(CLASSIFICATION)
 CLASSES = 4
@@ -955,3 +956,14 @@ def test_measurements_of_a_client_with_one_image_are_finite(context: Context) ->
         arrays = arrays_of(content.array_records[name])
         assert all(np.isfinite(array).all() for array in arrays.values())
     assert dict(content.metric_records["metrics"])["received_accuracy"] in (0, 1)
+
+
+def test_threads_that_leave_in_any_order_restore_the_kernels_of_attention() -> None:
+    first, second = MathAttention(), MathAttention()
+    assert torch.backends.cuda.flash_sdp_enabled()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__()
+    assert not torch.backends.cuda.flash_sdp_enabled()
+    second.__exit__()
+    assert torch.backends.cuda.flash_sdp_enabled()
