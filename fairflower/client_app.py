@@ -36,10 +36,10 @@ from fairflower.models import Model, frozen_digest
 from fairflower.registry.measurements import MEASUREMENTS, load_measurement
 from fairflower.registry.user_metrics import FAILED_METRICS, load_function
 from fairflower.secure.client import limit_tests, must_mask, secure_mod
-from fairflower.secure.sums import SUMS
+from fairflower.secure.sums import SUMS, vector_of
 from fairflower.secure.vectors import MaskingInstructions
-from fairflower.table_sums import vector_of_table
 from fairflower.tables.encoding import undeclared
+from fairflower.tables.integers import BITS, integers_of_table
 from fairflower.tables.sites import SiteTable, check_own
 from fairflower.training.app import make_client_app
 from fairflower.training.batches import ClientData
@@ -145,7 +145,8 @@ def sum_table(
     data = _data_config(context, _settings(config))
     site = open_site(data, str(context.node_config["domain"]))
     table = SiteTable.from_json(site.encoding).to_send(data.smallest_group)
-    vector = vector_of_table(table, MaskingInstructions.from_config(config).range)
+    base = MaskingInstructions.from_config(config).range
+    vector = vector_of(integers_of_table(table), BITS, base)
     return Message(RecordDict({"arrays": record_of({"sums": vector})}), reply_to=message)
 
 

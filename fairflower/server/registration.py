@@ -10,7 +10,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,11 @@ from fairflower.data.federation import ClientInfo
 from fairflower.data.sites import fits, joined, site_client_info
 from fairflower.errors import ConfigError, RunFolderError, logger, quoted
 from fairflower.flower_compat import SiteKey
+from fairflower.secure.sums import sum_integers
 from fairflower.server.discovery import NodeDiscovery, NodeInfo, NodeInfos, read_federation
-from fairflower.table_sums import sum_tables
+from fairflower.tables.columns import Column
+from fairflower.tables.encoding import Sums
+from fairflower.tables.integers import BITS, number_of, sums_of
 from fairflower.tables.sites import merge_sites
 
 #: Smallest id of the invented nodes of clients that are not connected. Flower reserves 1 for the
@@ -325,7 +327,11 @@ def _register_sites(discovery: NodeDiscovery) -> ClientRegistry:
     said = {k: infos[n] for k, n in enumerate(order)}
     trains = {n: infos[n].title for n in order if not infos[n].tests_only}
     config = discovery.content.config_records["config"]
-    masked = partial(sum_tables, discovery.send, config, trains)
+
+    def masked(columns: Sequence[Column]) -> Sums:
+        count = number_of(columns)
+        return sums_of(columns, sum_integers(discovery.send, config, trains, count, BITS))
+
     merged = merge_sites([sites[n] for n in order], masked)
     keys = {client: info.key for client, info in said.items() if info.key}
     nodes, by_number = dict(enumerate(order)), bool(numbered)

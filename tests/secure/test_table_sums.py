@@ -32,9 +32,9 @@ from fairflower.secure.vectors import quantization_range
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.contents import read_facts
 from fairflower.server.session import Session
-from fairflower.table_sums import BITS, integers_of, sums_of
 from fairflower.tables.columns import Column
 from fairflower.tables.encoding import ColumnSums, Encoding
+from fairflower.tables.integers import BITS, integers_of, sums_of
 from fairflower.tables.sites import SiteTable
 
 # Sites mark their answers there, and the Flower runs of all tests have the same id.

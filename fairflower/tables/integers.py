@@ -7,15 +7,10 @@ column the known and the missing cells, then rows by level, or sum(u) and sum(u^
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
-from flwr.app import ConfigRecord
-
 from fairflower.errors import DataError
-from fairflower.numerics import Vector
-from fairflower.secure.protocol import Send
-from fairflower.secure.sums import sum_integers, vector_of
 from fairflower.tables.columns import Column, refused
 from fairflower.tables.encoding import ColumnSums, Encoding, Sums
 from fairflower.tables.sites import SiteTable
@@ -27,18 +22,15 @@ POINT = 40
 BITS = 72
 
 
-def sum_tables(
-    send: Send, settings: ConfigRecord, names: Mapping[int, str], columns: Sequence[Column]
-) -> dict[str, ColumnSums]:
-    """Return the sums of columns over all sites, as `sum_integers` does."""
-    count = sum(2 + (len(column.levels) or 2) for column in columns)
-    return sums_of(columns, sum_integers(send, settings, names, count, BITS))
+def number_of(columns: Sequence[Column]) -> int:
+    """Return how many integers the sums of columns are."""
+    return sum(2 + (len(column.levels) or 2) for column in columns)
 
 
-def vector_of_table(table: SiteTable, base: int) -> Vector:
-    """Return the sums of a site's table as the vector that the protocol masks."""
+def integers_of_table(table: SiteTable) -> list[int]:
+    """Return the sums of a site's table as integers; see `integers_of`."""
     columns = Encoding.from_json(table.masked().declared).columns
-    return vector_of(integers_of(columns, {**table.sums, **table.targets}), BITS, base)
+    return integers_of(columns, {**table.sums, **table.targets})
 
 
 def integers_of(columns: Sequence[Column], sums: Sums) -> list[int]:
