@@ -216,58 +216,58 @@ RANDOM_WEIGHTS = "random"
 OWN_FILES = ("images", "masks", "npz", "texts", "corpus", "table")
 
 DATA_SETS = Registry(
-    "fairflower.data",
+    "fairflower.published",
     {
-        "uci-digits": "fairflower.published.uci_digits:UCIDigits - embedded: UCI handwritten "
-        "digits in four domains (plain, inverted on texture, rotated and noisy, printed fonts)",
-        "digits": "fairflower.published.image_sets:Digits - MNIST, USPS, SVHN and SYN, the Digits "
-        "benchmark of FedHEAL and FedEquilibria",
-        "office-caltech": "fairflower.published.image_sets:OfficeCaltech - Office-Caltech-10 from "
-        "a folder: ten classes of objects in images from amazon, caltech, dslr and webcam "
-        "(FedHEAL, FedEquilibria)",
-        "pacs": "fairflower.published.image_sets:PACS - seven classes of objects in photos, art "
-        "paintings, cartoons and sketches (FedEquilibria)",
-        "digit-five": "fairflower.published.image_sets:DigitFive - MNIST, USPS, SYN, MNIST-M and "
-        "SVHN, as in FedGCR",
-        "domainnet": "fairflower.published.image_sets:DomainNet - DomainNet from a folder: ten "
-        "classes of objects in six image styles (FedGCR)",
-        "ham10000": "fairflower.published.image_sets:HAM10000 - HAM10000: seven classes of skin "
-        "lesions in one domain, for federations of clean and corrupted clients",
-        "isic2019": "fairflower.published.image_sets:ISIC2019 - ISIC 2019 from a folder: eight "
-        "classes of skin lesions in one domain (FedISM)",
-        "rsna-ich": "fairflower.published.image_sets:RSNAICH - RSNA intracranial hemorrhage from a "
-        "folder: five types of hemorrhage in one domain (FedISM)",
-        "cifar10": "fairflower.published.image_sets:CIFAR10 - CIFAR-10 in one domain, divided "
-        "among clients equally or by a Dirichlet partition",
-        "femnist": "fairflower.published.image_sets:FEMNIST - FEMNIST in one domain; each client "
-        "is a writer",
-        "randhie": "fairflower.published.tables:RandHIE - embedded, features: doctor visits in the "
-        "RAND Health Insurance Experiment, in four domains by self-rated health (excellent, good, "
-        "fair, poor)",
-        "heart-disease": "fairflower.published.tables:HeartDisease - embedded, features: heart "
-        "disease in 740 patients at four hospitals (Cleveland, Hungary, Switzerland, Long Beach)",
-        "lung": "fairflower.published.tables:Lung - embedded, features: survival of 228 patients "
-        "with lung cancer at 18 institutions, of which 11 are joined",
-        "strokes": "fairflower.published.strokes:Strokes - embedded, segmentation: strokes of "
-        "handwritten digits on the paper of four scanners (flatbed, fax, microfilm, phone)",
-        "languages": "corpus:Languages - embedded, next-token: the same 659 interface texts in six "
-        "languages of five scripts, as bytes",
-        "images": "own_images:DomainImageFolder - your own images: a folder with "
+        "uci-digits": "uci_digits:UCIDigits - embedded: UCI handwritten digits in four domains "
+        "(plain, inverted on texture, rotated and noisy, printed fonts)",
+        "digits": "image_sets:Digits - MNIST, USPS, SVHN and SYN, the Digits benchmark of FedHEAL "
+        "and FedEquilibria",
+        "office-caltech": "image_sets:OfficeCaltech - Office-Caltech-10 from a folder: ten "
+        "classes of objects in images from amazon, caltech, dslr and webcam (FedHEAL, "
+        "FedEquilibria)",
+        "pacs": "image_sets:PACS - seven classes of objects in photos, art paintings, cartoons "
+        "and sketches (FedEquilibria)",
+        "digit-five": "image_sets:DigitFive - MNIST, USPS, SYN, MNIST-M and SVHN, as in FedGCR",
+        "domainnet": "image_sets:DomainNet - DomainNet from a folder: ten classes of objects in "
+        "six image styles (FedGCR)",
+        "ham10000": "image_sets:HAM10000 - HAM10000: seven classes of skin lesions in one domain, "
+        "for federations of clean and corrupted clients",
+        "isic2019": "image_sets:ISIC2019 - ISIC 2019 from a folder: eight classes of skin lesions "
+        "in one domain (FedISM)",
+        "rsna-ich": "image_sets:RSNAICH - RSNA intracranial hemorrhage from a folder: five types "
+        "of hemorrhage in one domain (FedISM)",
+        "cifar10": "image_sets:CIFAR10 - CIFAR-10 in one domain, divided among clients equally or "
+        "by a Dirichlet partition",
+        "femnist": "image_sets:FEMNIST - FEMNIST in one domain; each client is a writer",
+        "randhie": "tables:RandHIE - embedded, features: doctor visits in the RAND Health "
+        "Insurance Experiment, in four domains by self-rated health (excellent, good, fair, poor)",
+        "heart-disease": "tables:HeartDisease - embedded, features: heart disease in 740 patients "
+        "at four hospitals (Cleveland, Hungary, Switzerland, Long Beach)",
+        "lung": "tables:Lung - embedded, features: survival of 228 patients with lung cancer at "
+        "18 institutions, of which 11 are joined",
+        "strokes": "strokes:Strokes - embedded, segmentation: strokes of handwritten digits on "
+        "the paper of four scanners (flatbed, fax, microfilm, phone)",
+        "languages": "fairflower.data.corpus:Languages - embedded, next-token: the same 659 "
+        "interface texts in six languages of five scripts, as bytes",
+        "images": "fairflower.data.own_images:DomainImageFolder - your own images: a folder with "
         "<domain>/<class>/<image>, or manifest.csv; images:bits=12 for 16-bit gray images that "
         "store 12-bit values",
-        "masks": "own_images:MaskFolder - your own images with masks, for segmentation: a folder "
-        "with <site>/images/<image> and <site>/masks/<mask>, or manifest.csv",
-        "npz": "folders:DomainNpzFolder - your own arrays: a folder with <domain>.npz for each "
-        "domain (x_train, y_train, x_test, y_test)",
-        "texts": "texts:DomainTextFolder - your own texts: a folder with <domain>.csv for each "
-        "domain (text, label); texts:length=64:tokenizer=FOLDER for a network from transformers",
+        "masks": "fairflower.data.own_images:MaskFolder - your own images with masks, for "
+        "segmentation: a folder with <site>/images/<image> and <site>/masks/<mask>, or "
+        "manifest.csv",
+        "npz": "fairflower.data.folders:DomainNpzFolder - your own arrays: a folder with "
+        "<domain>.npz for each domain (x_train, y_train, x_test, y_test)",
+        "texts": "fairflower.data.texts:DomainTextFolder - your own texts: a folder with "
+        "<domain>.csv for each domain (text, label); texts:length=64:tokenizer=FOLDER for a "
+        "network from transformers",
         "table": "fairflower.tables.data_set:TableFolder - your own tables: a folder with "
         "<domain>.csv, .tsv, .txt or .parquet for each domain, or one file with "
         "data.domain-column; data.target names what is predicted",
-        "corpus": "corpus:DomainCorpus - your own texts, for next-token: a folder with "
-        "<domain>/*.txt or *.jsonl; corpus:length=64:tokenizer=FOLDER for a network from "
+        "corpus": "fairflower.data.corpus:DomainCorpus - your own texts, for next-token: a folder "
+        "with <domain>/*.txt or *.jsonl; corpus:length=64:tokenizer=FOLDER for a network from "
         "transformers",
     },
     kind="data set",
     base="fairflower.data:DataSet",
+    group="fairflower.data",
 )
