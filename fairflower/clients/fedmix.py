@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from fairflower.arguments import Range
 from fairflower.exchanges.stored import AveragedBatches
 from fairflower.files import Arrays
-from fairflower.training.modes import MathAttention
+from fairflower.training.modes import plain_attention
 from fairflower.training.trainer import Trainer
 
 
@@ -84,7 +84,7 @@ class FedMix(Trainer):
         other = self.images[self.steps % len(self.images)]
         label = self.labels[self.steps % len(self.images)].expand(len(x), -1)
         u = ((1 - self.lambda_) * x.detach()).requires_grad_()
-        with MathAttention():  # the other kernels cannot be differentiated twice
+        with plain_attention():
             logits = self.model(u)
             local = self.criterion(logits, y)
             # Gradient of the batch mean: already divided by the batch size.

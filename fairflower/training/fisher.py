@@ -8,8 +8,7 @@ for a model. Models that `torch.func` does not support, such as most networks of
 library, need a backward pass for each sample.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -22,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fairflower.models import trainable
 from fairflower.tasks import CLASSIFICATION, Task, task_of
 from fairflower.training.gradients import Batches, batches_of, checked_count, gradients_of
-from fairflower.training.modes import MathAttention, eval_mode, without_tf32
+from fairflower.training.modes import attention_for_vmap, eval_mode, without_tf32
 
 #: Number of elements of a layer's per-sample gradients in memory: 1 MB fits in a CPU's cache.
 _BLOCK = 2**18
@@ -49,7 +48,7 @@ def fisher_diagonal(
     [[2.5], [2.5]]
     """
     total, n, task = _zeros(model), 0, task or task_of(CLASSIFICATION)
-    with eval_mode(model), _attention_for_vmap():
+    with eval_mode(model), attention_for_vmap():
         for x, y in batches_of(model, data):
             if n == 0:
                 by_layer = _is_exact_by_layer(model, task, x, y)
@@ -86,18 +85,6 @@ def chunk_size(
     if gradients:
         per_sample += sum(p.numel() * p.element_size() for p in trainable(model).values())
     return max(1, int(memory_mb * 2**20 / (2 * per_sample)))
-
-
-@contextmanager
-def _attention_for_vmap() -> Iterator[None]:
-    """Use the attention kernel that vmap can batch; with other kernels vmap loops over samples."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with MathAttention():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _zeros(model: nn.Module) -> dict[str, Tensor]:

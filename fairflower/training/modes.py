@@ -1,10 +1,13 @@
 """Context managers for temporary modes of a model and of torch."""
 
+from __future__ import annotations
+
 import random
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +27,91 @@ def temporarily(changes: Iterable[tuple[object, str, Any]]) -> Iterator[None]:
     finally:
         for thing, name, value in before:
             setattr(thing, name, value)
+
+
+class Setting(NamedTuple):
+    """A setting of the whole process, by the functions that return and set its value."""
+
+    get: Callable[[], Any]
+    put: Callable[[Any], object]
+
+    @classmethod
+    def of(cls, thing: object, name: str) -> Setting:
+        """Return the setting that is an attribute."""
+        return cls(partial(getattr, thing, name), partial(setattr, thing, name))
+
+
+_LOCK = threading.Lock()
+#: Setting -> number of open blocks of `process_wide` that change it, and its value before them.
+_CHANGED: dict[Setting, tuple[int, Any]] = {}
+
+
+@contextmanager
+def process_wide(changes: Mapping[Setting, Any]) -> Iterator[None]:
+    """Change settings of the whole process; the last block that ends restores their values.
+
+    Clients may be threads of a process, whose blocks end in any order. All change a setting to the
+    same value.
+    """
+    with _LOCK:
+        for setting, value in changes.items():
+            count, before = _CHANGED.get(setting) or (0, setting.get())
+            _CHANGED[setting] = count + 1, before
+            setting.put(value)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            for setting in changes:
+                count, before = _CHANGED.pop(setting)
+                if count > 1:
+                    _CHANGED[setting] = count - 1, before
+                else:
+                    setting.put(before)
+
+
+_cuda, _cudnn = torch.backends.cuda, torch.backends.cudnn
+
+#: Kernels of attention that vmap cannot batch, and that cannot be differentiated twice.
+_FAST_ATTENTION = (
+    Setting(_cuda.flash_sdp_enabled, _cuda.enable_flash_sdp),
+    Setting(_cuda.mem_efficient_sdp_enabled, _cuda.enable_mem_efficient_sdp),
+    Setting(_cuda.cudnn_sdp_enabled, _cuda.enable_cudnn_sdp),
+)
+_FAST_LAYERS = Setting(
+    torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled
+)
+_REPRODUCIBLE = {Setting.of(_cudnn, "deterministic"): True, Setting.of(_cudnn, "benchmark"): False}
+
+#: Deterministic algorithms, without which a GPU adds the gradients of embeddings in random order;
+#: PyTorch warns of operations that have none. No result depends on the content of new memory.
+_DETERMINISTIC = {
+    Setting(
+        lambda: (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
+    ): (True, True),
+    Setting.of(torch.utils.deterministic, "fill_uninitialized_memory"): False,
+}
+
+# PyTorch refuses to use its old and its new name together.
+_TF32 = (
+    {Setting.of(_cudnn.conv, "fp32_precision"): "ieee"}
+    if hasattr(_cudnn, "conv")
+    else {Setting.of(_cudnn, "allow_tf32"): False}
+)
+
+
+def plain_attention() -> AbstractContextManager[None]:
+    """Compute attention by the kernel that can be differentiated twice."""
+    return process_wide(dict.fromkeys(_FAST_ATTENTION, False))
+
+
+def attention_for_vmap() -> AbstractContextManager[None]:
+    """Compute attention by the kernel that vmap can batch; it loops over samples with others."""
+    return process_wide(dict.fromkeys((*_FAST_ATTENTION, _FAST_LAYERS), False))
 
 
 def eval_mode(model: nn.Module) -> AbstractContextManager[None]:
@@ -56,34 +144,6 @@ def at_least_float32(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-class MathAttention:
-    """Compute attention by the kernel that vmap can batch and that can be differentiated twice.
-
-    PyTorch chooses kernels for the whole process, and clients may be threads of it: the last thread
-    that leaves restores the others.
-    """
-
-    _lock = threading.Lock()
-    _users = 0
-    _before: ClassVar[dict[str, bool]] = {}
-
-    def __enter__(self) -> None:
-        cls, cuda = MathAttention, torch.backends.cuda
-        with cls._lock:
-            if not cls._users:
-                for name in ("flash_sdp", "mem_efficient_sdp", "cudnn_sdp"):
-                    cls._before[name] = getattr(cuda, f"{name}_enabled")()
-                    getattr(cuda, f"enable_{name}")(False)
-            cls._users += 1
-
-    def __exit__(self, *_: object) -> None:
-        cls = MathAttention
-        with cls._lock:
-            cls._users -= 1
-            for name, enabled in () if cls._users else cls._before.items():
-                getattr(torch.backends.cuda, f"enable_{name}")(enabled)
-
-
 @contextmanager
 def flushed_denormals() -> Iterator[None]:
     """Treat denormal numbers as 0 in this thread; they slow a processor down a hundredfold."""
@@ -101,7 +161,6 @@ def reproducible(seed: int, device: torch.device) -> Iterator[None]:
 
     A network or augmentation of a user may draw from NumPy's or Python's.
     """
-    cudnn = torch.backends.cudnn
     numpys, pythons = np.random.get_state(), random.getstate()
     np.random.seed(seed % 2**32)
     random.seed(seed)
@@ -109,8 +168,7 @@ def reproducible(seed: int, device: torch.device) -> Iterator[None]:
     try:
         with (
             torch.random.fork_rng(devices=[device] if on_gpu else []),
-            _deterministic_algorithms() if on_gpu else nullcontext(),
-            temporarily([(cudnn, "deterministic", True), (cudnn, "benchmark", False)]),
+            process_wide(_REPRODUCIBLE | (_DETERMINISTIC if on_gpu else {})),
         ):
             if device.type == "cpu":
                 # `torch.manual_seed` would also queue the seed for every GPU used later.
@@ -125,28 +183,7 @@ def reproducible(seed: int, device: torch.device) -> Iterator[None]:
 
 def without_tf32(device: torch.device) -> AbstractContextManager[None]:
     """Compute convolutions on an NVIDIA GPU in float32; by default their inputs become TF32."""
-    cudnn: Any = torch.backends.cudnn
-    if device.type != "cuda":
-        return nullcontext()
-    if hasattr(cudnn, "conv"):  # PyTorch refuses to use its old and its new name together
-        return temporarily([(cudnn.conv, "fp32_precision", "ieee")])
-    return temporarily([(cudnn, "allow_tf32", False)])
-
-
-@contextmanager
-def _deterministic_algorithms() -> Iterator[None]:
-    """Use deterministic algorithms; torch warns of operations that have none.
-
-    On a GPU, other algorithms add the gradients of embeddings in random order.
-    """
-    before = torch.are_deterministic_algorithms_enabled()
-    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:  # no result depends on the content of new memory
-        with temporarily([(torch.utils.deterministic, "fill_uninitialized_memory", False)]):
-            yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=only_warned)
+    return process_wide(_TF32 if device.type == "cuda" else {})
 
 
 def layers_with_statistics(model: nn.Module) -> list[_NormBase]:

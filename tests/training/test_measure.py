@@ -48,7 +48,7 @@ from fairflower.training.measurements import (
     requested,
     train_and_measure,
 )
-from fairflower.training.modes import MathAttention
+from fairflower.training.modes import attention_for_vmap, plain_attention
 
 TASK = task_of(CLASSIFICATION)
 CLASSES = 4
@@ -610,7 +610,7 @@ def test_deterministic_algorithms_are_used_for_a_block_only() -> None:
         )
 
     before = state()
-    with modes._deterministic_algorithms():
+    with modes.process_wide(modes._DETERMINISTIC):
         assert state() == (True, True, False)
     assert state() == before == (False, False, True)
 
@@ -959,11 +959,22 @@ def test_measurements_of_a_client_with_one_image_are_finite(context: Context) ->
 
 
 def test_threads_that_leave_in_any_order_restore_the_kernels_of_attention() -> None:
-    first, second = MathAttention(), MathAttention()
+    first, second = attention_for_vmap(), plain_attention()
     assert torch.backends.cuda.flash_sdp_enabled()
     first.__enter__()
     second.__enter__()
-    first.__exit__()
+    first.__exit__(None, None, None)
     assert not torch.backends.cuda.flash_sdp_enabled()
-    second.__exit__()
+    second.__exit__(None, None, None)
     assert torch.backends.cuda.flash_sdp_enabled()
+
+
+def test_threads_that_leave_in_any_order_restore_the_flags_of_cudnn() -> None:
+    before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    first, second = (modes.process_wide(modes._REPRODUCIBLE) for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch.backends.cudnn.deterministic
+    second.__exit__(None, None, None)
+    assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == before
