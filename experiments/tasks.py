@@ -190,7 +190,7 @@ def judged(summary: Path) -> tuple[Comparison, dict[str, Contrast]]:
     by_name = {method.name: method for method in comparison.methods}
     reference = by_name.pop(DESIGN["design"]["reference"])
     pairs = {name: paired_differences(m, reference, measure) for name, m in by_name.items()}
-    return comparison, judge_family({name: found for name, found in pairs.items() if found})
+    return comparison, judge_family(pairs)
 
 
 def counted(contrasts: Mapping[str, Contrast], title: str) -> str:

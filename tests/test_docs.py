@@ -519,7 +519,7 @@ def test_the_documented_metrics_are_computed_in_a_run(
     run = read_run(folder)
     scores = {score.name: score.better for score in run.user_scores}
     assert scores == {"macro_f1": 1, "overconfidence": -1}
-    assert all(np.isfinite(run.scores[name]).all() for name in scores)
+    assert all(np.isfinite(run.scores[name].values).all() for name in scores)
 
 
 def test_the_documented_private_strategy_can_be_constructed(programs: Any) -> None:

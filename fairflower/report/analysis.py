@@ -9,7 +9,7 @@ part is computed when it is first used, and then cached.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -74,7 +74,12 @@ class Chapter:
     @property
     def all_tables(self) -> list[Table]:
         """All tables, in the order of every output format; the first has the common caption."""
-        return [*_captioned_once(self.tables), *self.fairness_tables]
+        captions: set[str] = set()
+        tables = []
+        for table in self.tables:
+            tables.append(replace(table, caption="") if table.caption in captions else table)
+            captions.add(table.caption)
+        return [*tables, *self.fairness_tables]
 
     @cached_property
     def verdicts(self) -> Mapping[str, Sequence[Verdict]]:
@@ -151,12 +156,3 @@ class Analysis:
 def analyze(runs: Sequence[Run] | Analysis, tuned: Sequence[Tuned] = ()) -> Analysis:
     """Return the analysis of runs. An `Analysis` is returned unchanged."""
     return runs if isinstance(runs, Analysis) else Analysis(tuple(runs), tuple(tuned))
-
-
-def _captioned_once(tables: Iterable[Table]) -> list[Table]:
-    captions: set[str] = set()
-    kept = []
-    for table in tables:
-        kept.append(replace(table, caption="") if table.caption in captions else table)
-        captions.add(table.caption)
-    return kept

@@ -47,8 +47,6 @@ TOO_FEW = f"too few pairs for a verdict ({MIN_PAIRS} needed)"
 #: Judgment of differences that may be zero or too small to detect.
 UNDECIDED = "undecided"
 
-TITLES = {"fedavg": "FedAvg", "uniform": "Uniform"}
-
 SIGMA = "\N{GREEK SMALL LETTER SIGMA}"
 
 
@@ -112,7 +110,10 @@ def measures(comparison: Comparison) -> list[Measure]:
     for score in (BALANCED_ACCURACY, AUC):
         if scored := [m for m in rated if all(score.name in run.scores for run in m.runs)]:
             found.append(_by_domain(comparison, score, scored))
-    found += [_over_domains(comparison, *of_user) for of_user in comparison.user_scores()]
+    found += [
+        _over_domains(comparison, *of_user)
+        for of_user in comparison.scores(lambda run: run.user_scores)
+    ]
     for attribute, methods in comparison.attributes():
         found += [_between_groups(attribute, methods, place) for place in (0, 1)]
     typed = comparison.typed()
@@ -124,16 +125,18 @@ def fairness(comparison: Comparison) -> Measure:
     return _over_domains(comparison, comparison.score, comparison.methods)
 
 
+def _of_domains(run: Run, name: str, of: Callable[[Vector], float]) -> float:
+    """Return a metric of the domains' scores; NaN if some domain was not tested in each round."""
+    tests = run.tests_by(name)
+    return float(of(tests.final())) if tests.fully_tested() else math.nan
+
+
 def _over_domains(comparison: Comparison, score: Score, methods: Sequence[Method]) -> Measure:
     """Return the measure for a score over domains: worst value, STD and average."""
-
-    def value(run: Run, row: Summary) -> float:
-        tests = run.tests_by(score.name)
-        return row(tests.final()) if tests.fully_tested() else math.nan
-
+    value = partial(_of_domains, name=score.name)
     average, worst, spread, _ = over_domains(score)
     primary = score is comparison.score
-    scale = None if score.margin else partial(value, row=average)
+    scale = None if score.margin else partial(value, of=average)
     metrics = [
         Metric(
             row.phrase if primary else f"{row.phrase} of {score.phrase}",
@@ -144,7 +147,7 @@ def _over_domains(comparison: Comparison, score: Score, methods: Sequence[Method
             row.margin * (score.margin or 1.0),
             score.digits,
             title=row.title if primary else f"{row.title} {score.title}",
-            of=partial(value, row=row),
+            of=partial(value, of=row),
             judged=row is not average,
             gradient=row.gradient if score == ACCURACY else None,  # a mean over examples
             scale=scale,
@@ -158,23 +161,17 @@ def _over_domains(comparison: Comparison, score: Score, methods: Sequence[Method
 def _by_domain(comparison: Comparison, score: Score, methods: Sequence[Method]) -> Measure:
     """Return the measure for a score: the mean over the last rounds by domain, average and gap."""
 
-    def value(run: Run, of: Callable[[Vector], float]) -> float:
-        scores = run.scores[score.name][run.last()].mean(axis=0)
-        return float(of(scores)) if np.isfinite(scores).all() else math.nan
+    def metric(name: str, better: int, margin: float, of: Callable[[Vector], float]) -> Metric:
+        value = partial(_of_domains, name=score.name, of=of)
+        return Metric(name, better, margin=margin, of=value)
 
-    rows: list[tuple[str, int, float, Callable[[Vector], float]]] = [
-        (f"{domain} {score.title}", score.better, 2 * score.margin, itemgetter(d))
+    metrics = [
+        metric(f"{domain} {score.title}", score.better, 2 * score.margin, itemgetter(d))
         for d, domain in enumerate(comparison.domains)
     ]
-    if len(rows) > 1:
-        rows += [
-            (f"{AVG.phrase} {score.title}", AVG.better, score.margin, AVG),
-            (f"{score.title} gap", GAP.better, GAP.margin, GAP),
-        ]
-    metrics = [
-        Metric(name, better, margin=margin, of=partial(value, of=of))
-        for name, better, margin, of in rows
-    ]
+    if len(metrics) > 1:
+        metrics.append(metric(f"{AVG.phrase} {score.title}", AVG.better, score.margin, AVG))
+        metrics.append(metric(f"{score.title} gap", GAP.better, GAP.margin, GAP))
     return Measure(score.phrase, metrics, methods, ("better", "worse"))
 
 
@@ -428,8 +425,12 @@ def paired_differences(method: Method, other: Method, measure: Measure) -> Pairs
     return Pairs(measure, method, tuple(values), tuple(floors), tuple(margins))
 
 
-def judge_family(family: Mapping[str, Pairs]) -> dict[str, Contrast]:
-    """Judge all methods that are compared with the same method, in all metrics together."""
+def judge_family(pairs_of: Mapping[str, Pairs | None]) -> dict[str, Contrast]:
+    """Judge all methods that are compared with the same method, in all metrics together.
+
+    Methods without pairs are left out.
+    """
+    family = {name: pairs for name, pairs in pairs_of.items() if pairs}
     if not family:
         return {}
     measure = next(iter(family.values())).measure
@@ -462,22 +463,21 @@ def judged_groups(
     judged = []
     for heading, other, methods in against(comparison):
         family = {name: paired_differences(*pair, measure) for name, pair in methods.items()}
-        contrasts = judge_family({name: pairs for name, pairs in family.items() if pairs})
-        if contrasts:
+        if contrasts := judge_family(family):
             judged.append(ContrastGroup(heading, other, contrasts))
     return judged
 
 
 def against_baselines(comparison: Comparison) -> Iterator[Compared]:
     """Yield comparisons with FedAvg and with Uniform under the same local training."""
-    for baseline in BASELINES:
+    for baseline, title in BASELINES.items():
         families: dict[str, dict[str, tuple[Method, Method]]] = {}
         for method in comparison.methods:
             other = comparison.baseline(method, baseline)
             if other and method.strategy != baseline and not method.reference:
                 families.setdefault(other.name, {})[method.name] = method, other
         for name, family in families.items():
-            yield TITLES[baseline], name, family
+            yield title, name, family
 
 
 def against_plain(comparison: Comparison) -> Iterator[Compared]:
@@ -597,7 +597,7 @@ def fairness_verdict(
     elif len(comparison.domains) < 2:
         conclusion = "not judged, because a single domain has no spread"
     elif not against:
-        wanted = [TITLES[name] for name in BASELINES if name != method.strategy]
+        wanted = [title for name, title in BASELINES.items() if name != method.strategy]
         baselines = [comparison.baseline(method, name) for name in BASELINES]
         tested = all(baseline is None or baseline.fully_tested() for baseline in baselines)
         conclusion = (

@@ -33,10 +33,9 @@ def history_frame(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _history(run: Run) -> pd.DataFrame:
-    # A summary stores only the run's name. A folder with this name here would belong to another
-    # run.
-    if run.path.is_absolute() and (run.path / "history.csv").is_file():
-        return pd.DataFrame(read_history(run.path / "history.csv"), columns=HISTORY_COLUMNS)
+    file = run.path / "history.csv"
+    if not run.summarized and file.is_file():
+        return pd.DataFrame(read_history(file), columns=HISTORY_COLUMNS)
     rows = [
         (r, level, name, metric, value)
         for (level, metric), found in run.history.values.items()

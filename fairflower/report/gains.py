@@ -186,28 +186,30 @@ def cross_tested(comparison: Comparison) -> list[Method]:
     return comparison.having(lambda run: several and run.cross_tests.size)
 
 
-def elsewhere(run: Run) -> Vector:
-    """Return scores [D, D], or NaN: means over a domain's clients (row) on each domain (column)."""
-    where = [[client.domain == domain for client in run.clients] for domain in run.domains]
-    tests = np.ma.masked_invalid(run.cross_tests)
-    return np.array([tests[there].mean(axis=0).filled(math.nan) for there in where])
+def elsewhere(method: Method) -> tuple[Vector, list[int], list[int]]:
+    """Return scores [R, D, D] of R runs, and the rows and columns with one off the diagonal.
 
-
-def tested_elsewhere(values: Vector) -> tuple[list[int], list[int]]:
-    """Return rows and columns of the scores [R, D, D] of R runs with a score off the diagonal."""
+    A score, or NaN, is the mean over a domain's clients (row) on each domain (column).
+    """
+    found = []
+    for run in method.runs:
+        where = [[client.domain == domain for client in run.clients] for domain in run.domains]
+        tests = np.ma.masked_invalid(run.cross_tests)
+        found.append([tests[there].mean(axis=0).filled(math.nan) for there in where])
+    values = np.array(found)
     off = np.isfinite(values).any(0) & ~np.eye(len(values[0]), dtype=bool)
-    return np.flatnonzero(off.any(1)).tolist(), np.flatnonzero(off.any(0)).tolist()
+    return values, np.flatnonzero(off.any(1)).tolist(), np.flatnonzero(off.any(0)).tolist()
 
 
 def _elsewhere_table(comparison: Comparison, method: Method) -> Table:
     """Return the table of models trained alone by domain, tested on each domain."""
     score, names, rows = comparison.score, comparison.domains, []
-    values = score.shown(np.array([elsewhere(run) for run in method.runs]))
-    there, columns = tested_elsewhere(values)
+    values, there, columns = elsewhere(method)
     for d in there:
         cells = []
         for column in columns:
-            cell = judged_cell(MeanStd.of(values[:, d, column].tolist()), 0, score.digits)
+            estimate = MeanStd.of(score.shown(values[:, d, column]).tolist())
+            cell = judged_cell(estimate, 0, score.digits)
             cells.append(replace(cell, tone="best") if column == d else cell)
         rows.append(Row(names[d], "", cells))
     kept, untested = ([n for d, n in enumerate(names) if d not in of] for of in (there, columns))

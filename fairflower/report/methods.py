@@ -38,7 +38,8 @@ _EXAMPLES = "examples"
 #: Setting of runs over several federations, each drawn with the seed of its run.
 _FEDERATED = ("data.seed", "seed")
 
-BASELINES = ("fedavg", "uniform")
+#: Strategies that methods are compared with -> their titles.
+BASELINES = {"fedavg": "FedAvg", "uniform": "Uniform"}
 
 #: What tables of the best rounds say of them.
 BEST_ROUND = "best round on validation examples"
@@ -193,14 +194,6 @@ class Method:
         """Return the mean and std over runs of a metric that has one value per run."""
         return MeanStd.of([value_of(run) for run in self.runs])
 
-    def over_rounds(self, value_of: Callable[[Run], Vector]) -> MeanStd:
-        """Return the mean and std over runs and rounds of a metric that has one value per round.
-
-        The standard deviation has ddof 0, as in FedISM's tables.
-        """
-        values = np.concatenate([value_of(run) for run in self.runs])
-        return MeanStd(float(values.mean()), float(values.std()), len(values))
-
     def over_domains(
         self, scores: Callable[[Run], Vector], value_of: Callable[[Vector], float]
     ) -> MeanStd:
@@ -210,7 +203,7 @@ class Method:
         values [D], with NaN for untested domains.
         """
         values = np.array([scores(run) for run in self.runs])
-        return MeanStd.of([_of_those(row, value_of) for row in _in_common(values)])
+        return MeanStd.of(_over_common_domains(values, value_of).tolist())
 
     def fully_tested(self) -> bool:
         """Return whether all runs were tested on all domains in each of the last rounds."""
@@ -225,10 +218,10 @@ class Method:
         domains. It is NaN if there are none.
         """
         rounds = reduce(np.intersect1d, [run.rounds for run in self.runs])
-        tested = [run.values[np.isin(run.rounds, rounds)][:, domains] for run in self.runs]
-        common = _in_common(np.array(tested))
-        values = np.array([[_of_those(row, value_of) for row in run] for run in common])
-        return Curve.of(rounds, values)._replace(whole=np.isfinite(common[0]).all(axis=1))
+        values = [run.values[np.isin(run.rounds, rounds)][:, domains] for run in self.runs]
+        tested = np.array(values)
+        whole = np.all(np.isfinite(tested), axis=(0, 2))
+        return Curve.of(rounds, _over_common_domains(tested, value_of))._replace(whole=whole)
 
 
 @dataclass(frozen=True)
@@ -317,17 +310,9 @@ class Comparison:
         """Return the methods whose runs all fulfill a condition."""
         return [method for method in self.methods if all(map(condition, method.runs))]
 
-    def user_scores(self) -> Iterator[tuple[Score, list[Method]]]:
-        """Yield each user metric, and the methods that have it."""
-        return self._having(score for run in self.kept_runs for score in run.user_scores)
-
-    def further_scores(self) -> Iterator[tuple[Score, list[Method]]]:
-        """Yield each other score of what was learnt, unless it is classes, and its methods."""
-        runs = [] if self.classes else self.kept_runs
-        return self._having(score for run in runs for score in run.further)
-
-    def _having(self, those: Iterable[Score]) -> Iterator[tuple[Score, list[Method]]]:
-        scores = {score.name: score for score in those}
+    def scores(self, of: Callable[[Run], Iterable[Score]]) -> Iterator[tuple[Score, list[Method]]]:
+        """Yield each score that ``of`` returns for a run, and the methods that have it."""
+        scores = {score.name: score for run in self.kept_runs for score in of(run)}
         for name, score in scores.items():
             if methods := self.having(lambda run: name in run.scores):  # noqa: B023
                 yield score, methods
@@ -494,31 +479,30 @@ def _groups(runs: Iterable[Run]) -> list[tuple[str, _Settings, list[Run]]]:
     whole = bool(_own_federations(runs))
     groups: dict[tuple[str, _Settings], list[Run]] = {}
     for (label, settings), members in alike.items():
-        own = _own_federations(members)
-        if not own and whole and all(run.federation == run.seed for run in members):
-            own = members
-        several = set(map(id, own))
+        drawn = _own_federations(members)
+        if not drawn and whole and all(run.federation == run.seed for run in members):
+            drawn = members
+        several = set(map(id, drawn))
         for run in members:
             here = settings if id(run) in several else identity[id(run)]
             groups.setdefault((label, here), []).append(run)
     named = []
     for (label, settings), members in groups.items():
         namesakes = [other for name, other in groups if name == label]
-        apart = sorted(settings - frozenset.intersection(*namesakes))
-        detail = f" ({', '.join(f'{key}={value}' for key, value in apart)})" if apart else ""
+        own = sorted(settings - frozenset.intersection(*namesakes))
+        detail = f" ({', '.join(f'{key}={value}' for key, value in own)})" if own else ""
         named.append((label + detail, settings, members))
     return named
 
 
-def _in_common(values: Vector) -> Vector:
-    """Return values [runs, ..., D] with NaN for all runs wherever one run has NaN."""
-    return np.where(np.isfinite(values).all(axis=0), values, np.nan)
-
-
-def _of_those(values: Vector, value_of: Callable[[Vector], float]) -> float:
-    """Return a metric of the finite values; NaN if there are none."""
-    there = values[np.isfinite(values)]
-    return value_of(there) if there.size else math.nan
+def _over_common_domains(values: Vector, value_of: Callable[[Vector], float]) -> Vector:
+    """Return a metric [runs, ...] of values [runs, ..., D], without domains where a run has NaN."""
+    common = np.all(np.isfinite(values), axis=0)
+    metrics = np.full(values.shape[:-1], math.nan)
+    for place in np.ndindex(metrics.shape):
+        if (there := common[place[1:]]).any():
+            metrics[place] = value_of(values[place][there])
+    return metrics
 
 
 def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[tuple[Run, str], ...]]:
@@ -586,11 +570,6 @@ def client_strategy_grids(comparison: Comparison) -> list[dict[str, dict[str, Me
         if len(grid) > 1 and len(strategies) > 1:
             grids.append(grid)
     return grids
-
-
-def largest_grid(comparison: Comparison) -> dict[str, dict[str, Method]]:
-    """Return the largest of `client_strategy_grids`; empty without a grid."""
-    return next(iter(client_strategy_grids(comparison)), {})
 
 
 def sweeps(comparison: Comparison) -> list[Sweep]:

@@ -63,29 +63,30 @@ UNKNOWN = "a processor that was not recorded"
 def process_infos(run: Run) -> list[dict[str, dict[str, str]]]:
     """Return machine and versions of the processes that executed a run, without repetitions."""
     records: list[Mapping[str, Any]] = [run.info]
-    for resumed in run.info.get("resumed") or ():
+    for resumed in run.info.get("resumed", ()):
         records = [*records, resumed] if resumed.get("after_round") else [resumed]  # started again
     infos = []
     for record in records:
-        versions = {name: str(v) for name, v in (record.get("versions") or {}).items()}
-        installed = {name: v for name, v in versions.items() if v != "not installed"}
-        machine = {"processor": machine_text(record.get("machine"))}
+        versions = record.get("versions", {})
+        installed = {name: str(v) for name, v in versions.items() if v != "not installed"}
+        machine = {"processor": machine_text(record.get("machine", {}))}
         infos.append({"machine": machine, "versions": installed})
     return [info for i, info in enumerate(infos) if info not in infos[:i]]
 
 
-def machine_text(machine: Any) -> str:
+def machine_text(machine: Mapping[str, Any]) -> str:
     """Describe a ``machine`` entry of ``run.json`` in words.
 
     >>> machine_text({"processor": "AMD EPYC", "kernels": "AVX2", "instructions": "avx2"})
     'AMD EPYC (kernels AVX2; instruction sets avx2)'
     """
-    facts = machine if isinstance(machine, Mapping) else {}
-    if not facts.get("processor"):
+    if not machine.get("processor"):
         return UNKNOWN
     titles = {"kernels": "kernels", "instructions": "instruction sets", "gpu": "GPU"}
-    details = "; ".join(f"{title} {facts[key]}" for key, title in titles.items() if facts.get(key))
-    return f"{facts['processor']} ({details})" if details else str(facts["processor"])
+    known = "; ".join(
+        f"{title} {machine[key]}" for key, title in titles.items() if machine.get(key)
+    )
+    return f"{machine['processor']}{f' ({known})' if known else ''}"
 
 
 def machine_line(comparison: Comparison) -> str:
@@ -204,7 +205,7 @@ def _draw_notes(comparison: Comparison) -> Iterator[str]:
     for numbers in by_division.values():
         if len(numbers) > 1:
             yield SAME.format(join_words(list(map(str, sorted(numbers)))))
-    facts = (m.runs[0].info.get("redraw") or {} for m in comparison.methods if m.divisions > 1)
+    facts = (m.runs[0].info.get("redraw") for m in comparison.methods if m.divisions > 1)
     for redraw in [known for known in facts if known][:1]:
         ratio = redraw.get("tests per training example")
         if {"train", "test"} <= redraw.keys():  # a server does not know which examples sites draw
@@ -274,8 +275,8 @@ def _unshared(comparison: Comparison) -> list[str]:
 
 def data_digest(run: Run) -> str:
     """Return a digest of a run's data and of their partition among clients."""
-    sources = [Path(str(source)).name for source in run.info.get("sources") or ()]
-    if "remarks" in run.info:  # read from a summary, which has the digest in their place
+    sources = [Path(source).name for source in run.info.get("sources", ())]
+    if run.summarized:  # a summary has the digest in their place
         return sources[0]
     text = json.dumps([run.clients, sources], default=by_field)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -297,7 +298,7 @@ def privacy_note(privacy: Mapping[str, Any]) -> str:
 
 def run_notes(run: Run) -> list[str]:
     """Return notes on a run: failures, privacy, state that stays with clients, missing replies."""
-    if "remarks" in run.info:
+    if run.summarized:
         return list(run.info["remarks"])
     return [*_training_notes(run), *_test_notes(run)]
 
@@ -310,7 +311,7 @@ def _training_notes(run: Run) -> Iterator[str]:
         yield f"{run.progress}{error}."
     elif info.get("ended_early"):
         yield f"{run.progress}: {info['ended_early']}."
-    for part in info.get("resumed") or ():
+    for part in info.get("resumed", ()):
         if part.get("changed") and part.get("after_round"):
             keys = join_words(part["changed"])
             yield f"from round {part['after_round'] + 1} on with another file of {keys}."
@@ -361,10 +362,9 @@ def _test_notes(run: Run) -> Iterator[str]:
                 f"dropped, from {source}{', '.join(clients)}"
                 f"{f' ({reasons.pop()})' if len(reasons) == 1 else ''}.{effect}"
             )
-    for client, number in run.info.get("joined", {}).items():
-        yield f"{named.get(client, f'client {client}')} joined in round {number}."
-    for client, number in run.info.get("withdrawn", {}).items():
-        yield f"{named.get(client, f'client {client}')} withdrew in round {number}."
+    for key, verb in (("joined", "joined"), ("withdrawn", "withdrew")):
+        for client, number in run.info.get(key, {}).items():
+            yield f"{named.get(client, f'client {client}')} {verb} in round {number}."
     if lacks := run.lacks:
         marked = (
             f" Numbers marked {MARK} do not cover all domains in the same rounds, so they are"

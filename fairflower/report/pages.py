@@ -313,8 +313,8 @@ def write_report(runs: Sequence[Run] | Analysis, out: str | Path, *, pdf: bool =
     ]
     page = out / "index.html"
     _remove_earlier_figures(page, {figure.name for of_chapter in drawn for figure in of_chapter})
-    template = _templates().get_template("page.html.j2")
-    text = template.render(
+    text = page_of(
+        "page",
         chapters=chapters,
         held_out=analysis.held_out_tables,
         methods=sum(len(chapter.comparison.methods) for chapter in chapters),
@@ -410,13 +410,10 @@ def _partitions(comparison: Comparison) -> list[tuple[tuple[ClientInfo, ...], li
     return tables
 
 
-def _pairs(values: Any) -> str:
-    """Format a mapping from ``run.json`` as one line of text."""
-    if not isinstance(values, Mapping):
-        return str(values or "")
-    return ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)
+def _pairs(values: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{key} {value}" for key, value in (values or {}).items() if value is not None)
 
 
-def _duration(seconds: Any) -> str:
+def _duration(seconds: float | None) -> str:
     """Format seconds as hours, minutes and seconds, such as 0:04:09; empty if unknown."""
-    return str(timedelta(seconds=round(seconds))) if isinstance(seconds, int | float) else ""
+    return "" if seconds is None else str(timedelta(seconds=round(seconds)))

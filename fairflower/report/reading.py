@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fairflower.arguments import Range
 from fairflower.config.run import tested_split
 from fairflower.config.text import join_words
 from fairflower.data import ClientInfo
@@ -101,26 +102,6 @@ class ScoreHistory:
         """
         return bool(np.isfinite(self.values[self.last(window)]).all())
 
-    def untested(self, names: Sequence[str], lacking: str = "") -> str:
-        """State which domains or clients were not tested in which rounds; empty if all always were.
-
-        ``lacking`` is the name of a score that tests may leave undefined; by default they do not.
-
-        >>> accuracy = np.array([[0.5, 0.4], *[[0.5, np.nan]] * 3])
-        >>> ScoreHistory(rounds=np.arange(1, 5), values=accuracy).untested(["usps", "svhn"])
-        'svhn was not tested in rounds 2 to 4'
-        """
-        by_rounds: dict[str, list[str]] = {}
-        for name, tested in zip(names, np.isfinite(self.values).T, strict=True):
-            if not tested.all():
-                by_rounds.setdefault(listed_rounds(self.rounds, ~tested), []).append(name)
-        verbs = ("has", "have") if lacking else ("was", "were")
-        what = f"no {lacking}" if lacking else "not tested"
-        return "; ".join(
-            f"{join_words(names)} {verbs[len(names) > 1]} {what} in {which}"
-            for which, names in by_rounds.items()
-        )
-
 
 def listed_rounds(rounds: NDArray[np.int64], chosen: NDArray[np.bool_]) -> str:
     """List the chosen rounds as ranges, or only count them if there are too many ranges.
@@ -189,13 +170,13 @@ def read_cluster_history(
     rows: list[Vector] = []
     for record in diagnostics:
         present = record.get("client_ids", [])
-        recorded = [as_float_array(record.get(name)) for name in (IDS, *MAP)]
-        unknown = np.full(len(present), np.nan)
-        vectors = [v if v is not None and v.shape == unknown.shape else unknown for v in recorded]
-        if not present or not np.isfinite(vectors[0]).all() or not set(present) <= set(column):
+        vectors = [as_float_array(record.get(name), (len(present),)) for name in (IDS, *MAP)]
+        known = vectors[0] is not None and np.isfinite(vectors[0]).all()
+        if not present or not known or not set(present) <= set(column):
             continue
-        row = np.full((len(column), 1 + len(MAP)), np.nan)
-        row[[column[client] for client in present]] = np.transpose(vectors)
+        row = np.full((len(column), len(vectors)), np.nan)
+        for k, vector in enumerate(vectors):
+            row[[column[client] for client in present], k] = np.nan if vector is None else vector
         rounds.append(int(record["round"]))
         rows.append(row)
     if not rounds:
@@ -209,13 +190,17 @@ def read_cluster_history(
 _LARGEST = 1e100
 
 
-def as_float_array(value: Any) -> Vector | None:
-    """Convert a recorded value to an array, with NaN where too large; None if it is not numeric."""
+def as_float_array(value: Any, shape: tuple[int, ...]) -> Vector | None:
+    """Convert a recorded value to an array, with NaN where too large.
+
+    Returns None if it is not numeric or has another shape.
+    """
     try:
         numbers = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         return None
-    return np.where(np.abs(numbers) <= _LARGEST, numbers, np.nan)
+    found = np.where(np.abs(numbers) <= _LARGEST, numbers, np.nan)
+    return found if found.shape == shape else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,15 +234,24 @@ class Run(ScoreHistory):
     #: The content of ``run.json``.
     info: Mapping[str, Any] = field(default_factory=dict)
 
-    def tests(self, level: str, metric: str, names: Iterable[str]) -> ScoreHistory:
-        """Return a metric's values [R, K] by name, in the R rounds in which a name has a value."""
-        found = self.history[level, metric]
-        tests = _tests(found, list(names), sorted(found))
-        there = np.isfinite(tests.values).any(axis=1)
-        return self._choosing(tests.rounds[there], tests.values[there])
+    def tests(
+        self,
+        level: str,
+        metric: str,
+        names: Sequence[str],
+        rounds: NDArray[np.int64] | None = None,
+    ) -> ScoreHistory:
+        """Return a metric's values [R, K] by name, with NaN where there is no value.
 
-    def _choosing(self, rounds: NDArray[np.int64], values: Vector) -> ScoreHistory:
-        return ScoreHistory(rounds=rounds, values=values, chosen=self.chosen)
+        By default, the rounds are those in which a name has a value.
+        """
+        found = self.history[level, metric]
+        asked = sorted(found) if rounds is None else rounds.tolist()
+        rows = [[found.get(r, {}).get(name, math.nan) for name in names] for r in asked]
+        values = np.array(rows, dtype=np.float64).reshape(len(asked), len(names))
+        there = np.isfinite(values).any(axis=1) | (rounds is not None)
+        numbers = np.array(asked, dtype=np.int64)
+        return ScoreHistory(rounds=numbers[there], values=values[there], chosen=self.chosen)
 
     def at_best(self) -> Self:
         """Return the run with its best round in place of the last ones, in tables and verdicts.
@@ -269,6 +263,11 @@ class Run(ScoreHistory):
         if best not in self.rounds:
             raise RunFolderError(f"{self.path} has no best round. {_BEST_KEPT}")
         return replace(self, chosen=best)
+
+    @property
+    def summarized(self) -> bool:
+        """Whether the run was read from a summary, which has neither a run folder nor all facts."""
+        return "remarks" in self.info
 
     @cached_property
     def primary(self) -> Score:
@@ -284,26 +283,30 @@ class Run(ScoreHistory):
     def lacks(self) -> str:
         """The domains without the primary score in some rounds, in words; empty if there are none.
 
-        Accuracy is defined wherever a domain was tested; other scores may be undefined there.
+        For example, ``"svhn was not tested in rounds 2 to 4"``. Accuracy is defined wherever a
+        domain was tested; other scores may be undefined there.
         """
-        title = "" if self.primary == ACCURACY else self.primary.title
-        return self.untested(self.domains, title)
+        by_rounds: dict[str, list[str]] = {}
+        for name, tested in zip(self.domains, np.isfinite(self.values).T, strict=True):
+            if not tested.all():
+                by_rounds.setdefault(listed_rounds(self.rounds, ~tested), []).append(name)
+        classes = self.primary == ACCURACY
+        verbs = ("was", "were") if classes else ("has", "have")
+        what = "not tested" if classes else f"no {self.primary.title}"
+        return "; ".join(
+            f"{join_words(names)} {verbs[len(names) > 1]} {what} in {which}"
+            for which, names in by_rounds.items()
+        )
 
     def tests_by(self, metric: str) -> ScoreHistory:
         """Return the run itself for the primary score, or the history of another by domain."""
         if metric == PERSONAL + self.primary.name:
             return self.personal
-        if metric == self.primary.name:
-            return self
-        return self._choosing(self.rounds, self.scores[metric])
-
-    def _by_domain(self, metric: str) -> Vector:
-        found = self.history[LEVELS[self.split][0], metric]
-        return _tests(found, self.domains, self.rounds.tolist()).values
+        return self if metric == self.primary.name else self.scores[metric]
 
     def of_clients(self, metric: str) -> ScoreHistory:
         """Return a metric's values by client, in the order of ``clients``."""
-        names = (str(client.client_id) for client in self.clients)
+        names = [str(client.client_id) for client in self.clients]
         return self.tests(LEVELS[self.split][1], metric, names)
 
     @cached_property
@@ -340,7 +343,7 @@ class Run(ScoreHistory):
         They are in the order of ``clients``. There are no rounds if the server tested none, and
         NaN for clients whose model it did not test.
         """
-        names = (f"{client.client_id}/{client.domain}" for client in self.clients)
+        names = [f"{client.client_id}/{client.domain}" for client in self.clients]
         return self.tests(OWN_LEVELS[self.split], self.primary.name, names)
 
     @cached_property
@@ -370,11 +373,15 @@ class Run(ScoreHistory):
         return self.tests(HELD_OUT, ADAPTED + self.primary.name, [self.held_out_domain])
 
     @cached_property
-    def scores(self) -> Mapping[str, Vector]:
-        """Other scores (`further`, the user's metrics) by name, [R, D] like ``values``, or NaN."""
+    def scores(self) -> Mapping[str, ScoreHistory]:
+        """Other scores (`further`, the user's metrics) by name: a value per domain, or NaN."""
         level = LEVELS[self.split][0]
         names = (*(score.name for score in self.further), *self.info.get("metrics", {}))
-        return {name: self._by_domain(name) for name in names if self.history[level, name]}
+        return {
+            name: self.tests(level, name, self.domains, self.rounds)
+            for name in names
+            if self.history[level, name]
+        }
 
     @property
     def user_scores(self) -> list[Score]:
@@ -388,11 +395,11 @@ class Run(ScoreHistory):
         The columns are all people, the worst client and each domain. Undefined values are NaN.
         Empty if there are no groups of people.
         """
-        rounds, found = self.rounds.tolist(), {}
+        levels = (OVERALL[self.split], (ALL, WORST_CLIENT)), (LEVELS[self.split][0], self.domains)
+        found = {}
         for name in (m.name for m in METRICS if "groups" in self.info):
-            over = _tests(self.history[OVERALL[self.split], name], (ALL, WORST_CLIENT), rounds)
-            values = np.hstack([over.values, self._by_domain(name)])
-            found[name] = self._choosing(self.rounds, values)
+            tests = [self.tests(level, name, of, self.rounds) for level, of in levels]
+            found[name] = replace(tests[0], values=np.hstack([test.values for test in tests]))
         return found
 
     @cached_property
@@ -488,7 +495,7 @@ def model_file(run: Run, best: bool = False) -> Path:
     """
     if run.config.get("strategy.name") == "alone":
         raise RunFolderError(f"{run.path} has no common model: each client kept its own.")
-    if not run.path.is_absolute():  # a folder with this name here would be of another run
+    if run.summarized:
         raise RunFolderError(
             f"{run.path} was read from a summary, which has no model. Read the run folder."
         )
@@ -579,8 +586,8 @@ def run_of(
         status=str(info["status"]),
         domains=domains,
         clients=tuple(
-            ClientInfo(**{**client, "class_counts": tuple(client["class_counts"])})
-            for client in ({name: client[name] for name in _FIELDS} for client in info["clients"])
+            ClientInfo(c["client_id"], c["domain"], c["num_examples"], tuple(c["class_counts"]))
+            for c in info["clients"]
         ),
         config=config,
         history=history,
@@ -604,9 +611,6 @@ def find_readable_runs(path: Path) -> list[Run]:
         except RunFolderError:
             pass
     return runs
-
-
-_FIELDS = tuple(field.name for field in fields(ClientInfo))
 
 
 def _checked_history(
@@ -640,29 +644,11 @@ def _checked_history(
             row = row._replace(value=math.nan)
         bounded = score is primary and math.isfinite(score.high)
         unmeasured = math.isnan(row.value) and (not bounded or row.level == of_clients)
-        within = math.isfinite(row.value) and score.low <= row.value <= score.high
-        if not (unmeasured or within):
+        allowed = Range(score.low, score.high)
+        if not (unmeasured or (math.isfinite(row.value) and row.value in allowed)):
             raise RunFolderError(
                 f"{source}, line {line}: {row.metric} {row.value} of {row.level} "
-                f"{quoted(row.name)[1:-1]}; expected {_range(score)}."
+                f"{quoted(row.name)[1:-1]}; expected {allowed}."
             )
         history.put(row)
     return history
-
-
-def _range(score: Score) -> str:
-    """Return in words which values a score may have."""
-    if (score.low, score.high) == (0, 1):
-        return "a fraction between 0 and 1"
-    if math.isinf(score.high):
-        return "a number" if math.isinf(score.low) else f"a number of at least {score.low:g}"
-    return f"a number between {score.low:g} and {score.high:g}"
-
-
-def _tests(
-    found: Mapping[int, Mapping[str, float]], names: Sequence[str], rounds: Sequence[int]
-) -> ScoreHistory:
-    """Return the values of ``names`` in some rounds, with NaN where there is no value."""
-    values = [[found.get(r, {}).get(name, math.nan) for name in names] for r in rounds]
-    accuracy = np.array(values, dtype=np.float64).reshape(len(rounds), len(names))
-    return ScoreHistory(rounds=np.array(rounds, dtype=np.int64), values=accuracy)

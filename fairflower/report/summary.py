@@ -55,15 +55,15 @@ _FACTS = (
 _UNRECORDED = execution_keys() - {"tuned"}
 
 
+class _Settings(TypedDict):
+    config: dict[str, Any]
+
+
 class _Summary(TypedDict):
     """Contents of ``x.runs.json``."""
 
-    usual: dict[str, Any]
-    runs: dict[str, dict[str, Any]]
-
-
-class _Settings(TypedDict):
-    config: dict[str, Any]
+    usual: _Settings
+    runs: dict[str, _Settings]
 
 
 class _Facts(_Settings):
@@ -147,8 +147,6 @@ def read_summary(path: str | Path) -> list[Run]:
     runs = []
     for name, own in facts["runs"].items():
         place, info = f"{file}, {name}", facts["usual"] | own
-        for part in (facts["usual"], own):
-            held_to(part, _Settings, place)
         config = facts["usual"]["config"] | own["config"]
         info |= {"config": config, "error": None}
         held_to(info, _Facts, place)

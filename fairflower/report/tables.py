@@ -34,7 +34,6 @@ from fairflower.report.cells import (
 from fairflower.report.contrasts import (
     FURTHER,
     SIGMA,
-    TITLES,
     Contrast,
     Contrasts,
     Measure,
@@ -44,11 +43,12 @@ from fairflower.report.contrasts import (
     pairs_text,
 )
 from fairflower.report.methods import (
+    BASELINES,
     BEST_ROUND,
     Comparison,
     Method,
+    client_strategy_grids,
     differing,
-    largest_grid,
     legible,
     mean_of_last,
 )
@@ -124,7 +124,7 @@ def _spelled(comparison: Comparison, score: Score) -> str:
 
 def further_tables(comparison: Comparison) -> Iterator[Table]:
     """Yield a table for each other score of a task; `quality_table` is that of classes."""
-    for score, methods in comparison.further_scores():
+    for score, methods in comparison.scores(lambda run: () if comparison.classes else run.further):
         shown = legible(score, [run for method in methods for run in method.runs])
         _, worst = average_and_worst(score.better)
         yield metric_table(
@@ -179,11 +179,13 @@ def quality_table(comparison: Comparison) -> Table:
     auc = all(AUC.name in run.scores for method in methods for run in method.runs)
 
     def of(score: Score, d: int) -> Callable[[Method], MeanStd]:
-        def values(run: Run) -> Vector:
-            by_domain = score.shown(run.scores[score.name][run.last()])
-            return np.column_stack([by_domain, by_domain.mean(axis=1)])[:, d]
+        def estimate(method: Method) -> MeanStd:
+            rounds = [run.scores[score.name].values[run.last()] for run in method.runs]
+            by_domain = score.shown(np.concatenate(rounds))
+            values = np.column_stack([by_domain, by_domain.mean(axis=1)])[:, d]
+            return MeanStd(float(values.mean()), float(values.std()), len(values))
 
-        return lambda method: method.over_rounds(values)
+        return estimate
 
     several = len(comparison.domains) > 1
     return metric_table(
@@ -250,19 +252,20 @@ def user_tables(comparison: Comparison) -> list[Table]:
             columns(comparison, score),
             comparison.groups(methods),
         )
-        for score, methods in comparison.user_scores()
+        for score, methods in comparison.scores(lambda run: run.user_scores)
         for _, worst in [average_and_worst(score.better)]
     ]
 
 
 def product_table(comparison: Comparison) -> Table:
     """Return FedHEAL's Table 2: strategies grouped by local training."""
+    largest, *_ = [*client_strategy_grids(comparison), {}]
     return metric_table(
         f"Local training and aggregation, {comparison.span()}",
         f"The {comparison.score.title} table, grouped by local training. Bold: best strategy of a "
         "group.",
         columns(comparison),
-        largest_grid(comparison).items(),
+        largest.items(),
     )
 
 
@@ -477,7 +480,7 @@ def participation(run: Run) -> list[float]:
 
     The result is empty if every client was merged in every round, or if this is unknown.
     """
-    if "remarks" in run.info:  # read from a summary
+    if run.summarized:
         return list(run.info.get("participation", ()))
     if run.config.get("strategy.name") == "pooled":  # one client trains on all examples
         return []
@@ -515,7 +518,9 @@ def difference_tables(comparison: Comparison, contrasts: Sequence[Contrasts]) ->
     shown = [one for one in contrasts if one.measure.metrics]  # or all are undefined
     for one in shown:
         against = one.against_baselines
-        names = [name for name in TITLES.values() if any(name in row for row in against.values())]
+        names = [
+            name for name in BASELINES.values() if any(name in row for row in against.values())
+        ]
         judged = [method for method in one.measure.methods if not method.reference]
         kind = "" if one is shown[0] else f", {one.measure.name}"
         yield difference_table(
@@ -642,13 +647,14 @@ def _held_out_table(
         title: str, names: Sequence[str], value_of: Callable[[list[float]], float] = min
     ) -> Column:
         def estimate(method: Method) -> MeanStd:
-            held = [row_of[id(method)].get(name) for name in names]
+            row = row_of[id(method)]
             scores = [
-                {run.replicate: score.shown(tested(run)) for run in m.runs} for m in held if m
+                {run.replicate: score.shown(tested(run)) for run in row[name].runs}
+                if name in row
+                else {}
+                for name in names
             ]
-            seeds = (
-                [s for s in scores[0] if all(s in found for found in scores)] if all(held) else []
-            )
+            seeds = [seed for seed in scores[0] if all(seed in found for found in scores)]
             values = [value_of([found[seed] for found in scores]) for seed in seeds]
             return MeanStd.of(values) if values else MeanStd(math.nan, math.nan, 0)
 

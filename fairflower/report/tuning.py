@@ -52,6 +52,11 @@ class Trial:
         """Whether the trial was completed, so that it can be chosen."""
         return self.outcome == "completed"
 
+    @property
+    def settings(self) -> str:
+        """The values, like ``strategy.tau = 0.3``, or ``defaults`` if none is tuned."""
+        return ", ".join(f"{key} = {shown(v)}" for key, v in self.values.items()) or "defaults"
+
     def shown(self, row: Summary) -> float:
         """Return a summary over domains, in its unit."""
         return row.shown(row(self.scores))
@@ -92,11 +97,6 @@ class Tuned:
     def chosen(self) -> Trial | None:
         """The best completed trial; None if no trial is completed."""
         return chosen(self.completed, self.select, self.metric)
-
-    @property
-    def unit(self) -> str:
-        """Unit of the metric in which trials are shown."""
-        return self.metric.unit
 
     def count(self, outcome: str) -> int:
         """Return the number of trials that have this outcome."""
@@ -158,7 +158,7 @@ def _trials(tuned: Sequence[Tuned]) -> Table:
         ],
         groups=[Group("", [_row(method) for method in tuned])],
         footers=[
-            f"{method.method}, trial {trial.number} ({values(trial)}) is lost: {trial.reason}"
+            f"{method.method}, trial {trial.number} ({trial.settings}) is lost: {trial.reason}"
             for method in tuned
             for trial in method.trials
             if trial.outcome == "lost"
@@ -193,11 +193,5 @@ def _row(method: Tuned) -> Row:
 
 def _range(method: Tuned, key: str, search: Search) -> Row:
     best = method.chosen
-    chosen_values = [method.trials[0].values[key], None if best is None else best.values[key]]
-    cells = [Cell(DASH if value is None else shown(value)) for value in chosen_values]
-    return Row(key, "", [Cell(str(search)), *cells])
-
-
-def values(trial: Trial) -> str:
-    """Return a trial's values, like ``strategy.tau = 0.3``, or ``defaults`` if none is tuned."""
-    return ", ".join(f"{key} = {shown(v)}" for key, v in trial.values.items()) or "defaults"
+    texts = (str(search), shown(method.trials[0].values[key]), best and shown(best.values[key]))
+    return Row(key, "", [Cell(text or DASH) for text in texts])

@@ -283,9 +283,8 @@ def redrawn(difference: Difference, overlap: float) -> Difference:
     """
     if not overlap:
         return difference
-    mean, error = MeanStd(difference.mean, difference.std, difference.n), difference.error
-    error *= math.sqrt(1 + difference.n * overlap)
-    return difference_of(mean, error, difference.df, difference.margin)
+    error = difference.error * math.sqrt(1 + difference.n * overlap)
+    return difference_of(difference, error, difference.df, difference.margin)
 
 
 def difference_of(

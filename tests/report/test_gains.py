@@ -13,6 +13,7 @@ from fairflower.report import analyze, read_run, read_summary, write_summary
 from fairflower.report.figures.comparison import sketches_of_own_models
 from fairflower.report.frames import differences_frame
 from fairflower.report.gains import QUESTION, client_gains, elsewhere
+from fairflower.report.methods import group_runs
 from fairflower.report.pages import write_report
 from fairflower.server.history import WINDOW
 
@@ -177,8 +178,10 @@ def test_gains_are_of_the_clients_own_examples_if_all_clients_tested(tmp_path):
 
 
 def test_elsewhere_averages_the_clients_of_a_domain(tmp_path):
-    run = read_run(alone_run(tmp_path / "alone", 2))
-    np.testing.assert_allclose(elsewhere(run), OWN[2, -1].reshape(2, 2, 2).mean(1))
+    (method,) = group_runs([read_run(alone_run(tmp_path / "alone", 2))])[0].methods
+    values, rows, columns = elsewhere(method)
+    np.testing.assert_allclose(values, [OWN[2, -1].reshape(2, 2, 2).mean(1)])
+    assert rows == columns == [0, 1]
 
 
 def test_sites_that_do_not_agree_have_no_row_or_no_column(tmp_path):

@@ -306,9 +306,9 @@ def test_runs_with_other_scores_are_chapters_of_their_own(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("score", "value", "expected"),
     [
-        (RMSE, -0.5, "a number of at least 0"),
-        ({**R2, "high": 1.0}, 1.5, "a number between -inf and 1"),
-        ({**RMSE, "high": 1.0}, 1.5, "a fraction between 0 and 1"),
+        (RMSE, -0.5, r"a number >= 0"),
+        ({**R2, "high": 1.0}, 1.5, r"a number in \[-inf, 1"),
+        ({**RMSE, "high": 1.0}, 1.5, r"a number in \[0.0, 1.0\]"),
     ],
 )
 def test_values_beyond_the_range_are_refused(

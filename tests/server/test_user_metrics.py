@@ -134,7 +134,7 @@ def test_tables_show_each_user_metric_over_domains(compared: list[Path]) -> None
     assert "lower is better" in gap.caption
     assert list(f1.columns[-5:]) == ["AVG", "STD ddof 1", "STD ddof 0", "MIN", "GAP"]
     assert gap.columns[-2] == "MAX"
-    values = [run.scores["macro_f1"][run.last()].mean(axis=0).min() for run in runs[:5]]
+    values = [run.scores["macro_f1"].values[run.last()].mean(axis=0).min() for run in runs[:5]]
     (row,) = (row for row in f1.groups[0].rows if row.name == "fedavg")
     assert row.cells[-2].text.startswith(f"{100 * sum(values) / 5:.2f}")
 

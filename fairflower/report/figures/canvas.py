@@ -219,19 +219,23 @@ def legend(figure: Figure, *axes: Axes) -> None:
         shown |= {
             label: mark for mark, label in zip(*panel.get_legend_handles_labels(), strict=True)
         }
-    handles, labels = list(shown.values()), list(shown)
-    if len(labels) > 1:
-        columns = legend_columns(figure, labels, 0.6)
-        rows = -(-len(labels) // columns)
+    if len(shown) > 1:
+        rows = key(figure, shown)
         # The figure has room for two rows. More rows would shrink the panels.
         figure.set_figheight(figure.get_figheight() + 0.21 * max(0, rows - 2))
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
-def legend_columns(figure: Figure, labels: Sequence[str], mark: float) -> int:
-    """Return the number of columns for a legend; ``mark`` is the width of a symbol and its gaps."""
-    widest = 0.075 * max(map(len, labels)) + mark  # inches
-    return max(1, min(len(labels), int(figure.get_figwidth() / widest)))
+def key(
+    figure: Figure, marks: Mapping[str, Any], place: Any = "outside lower center", room: float = 0.6
+) -> int:
+    """Draw a legend of marks by label, and return its number of rows.
+
+    ``room`` is the width in inches of a mark and its gaps.
+    """
+    widest = 0.075 * max(map(len, marks)) + room
+    columns = max(1, min(len(marks), int(figure.get_figwidth() / widest)))
+    figure.legend([*marks.values()], [*marks], loc=place, ncols=columns)
+    return -(-len(marks) // columns)
 
 
 def styled() -> AbstractContextManager[None]:

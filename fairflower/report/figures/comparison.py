@@ -18,25 +18,17 @@ from fairflower.numerics.group_fairness import DIFFERENCES
 from fairflower.numerics.metrics import AVG, Summary, over_domains
 from fairflower.numerics.scores import ACCURACY
 from fairflower.report.cells import capitalized, format_number
-from fairflower.report.contrasts import TITLES, Contrasts, contrasts_of, fairness, signed
+from fairflower.report.contrasts import Contrasts, contrasts_of, fairness, signed
 from fairflower.report.figures import canvas, diagnostics, examples
-from fairflower.report.figures.canvas import (
-    FigureDraft,
-    LineStyle,
-    LineStyles,
-    PageFigure,
-    legend,
-    panels,
-    slug,
-)
-from fairflower.report.gains import cross_tested, elsewhere, tested_elsewhere
+from fairflower.report.figures.canvas import FigureDraft, LineStyles, PageFigure
+from fairflower.report.gains import cross_tested, elsewhere
 from fairflower.report.methods import (
     BASELINES,
     Comparison,
     Curve,
     Method,
     Sweep,
-    largest_grid,
+    client_strategy_grids,
     several_runs,
     sweeps,
 )
@@ -114,13 +106,13 @@ def _differences(comparison: Comparison, contrasts: Contrasts) -> Iterator[Figur
     headings = [heading for of_method in by_method.values() for heading in of_method]
     if not headings:
         return
-    reference = max(headings, key=[TITLES[name] for name in BASELINES].index)
+    reference = max(headings, key=[*BASELINES.values()].index)
     found = {name: of[reference] for name, of in by_method.items() if reference in of}
     titles = [m.title for m in contrasts.measure.metrics if len(comparison.domains) > 1] or [
         AVG.title
     ]
     height = len(titles) * (0.55 + 0.22 * len(found))
-    sheet, axes = panels(len(titles), 1, canvas.NARROW, height, sharey=True)
+    sheet, axes = canvas.panels(len(titles), 1, canvas.NARROW, height, sharey=True)
     alt_parts, lines = [], {"Dot: mean over pairs": None}
     for panel, title in zip(axes.flat, titles, strict=True):
         for place, (name, contrast) in enumerate(found.items()):
@@ -160,7 +152,7 @@ def _over_rounds(
 ) -> FigureDraft:
     """Draw a summary over rounds, with a second panel that enlarges the rounds from ``half`` on."""
     zooms = 0 if half is None else 1
-    sheet, axes = panels(1, 1 + zooms, canvas.FULL if zooms else canvas.HALF, 3.4)
+    sheet, axes = canvas.panels(1, 1 + zooms, canvas.FULL if zooms else canvas.HALF, 3.4)
     alt_parts = []
     for method in comparison.methods:
         curve = method.curve(lambda values: row.shown(row(values)))
@@ -174,7 +166,7 @@ def _over_rounds(
         last = format_number(curve.mean[-1], row.digits - 1)
         alt_parts.append(f"{method.name} {last} at round {curve.rounds[-1]}{mark}")
     axes[0, 0].set_ylabel(row.axis)
-    legend(sheet, axes[0, 0])
+    canvas.legend(sheet, axes[0, 0])
     caption = _curve_caption(comparison, canvas.DOTTED, zooms * _ZOOM)
     return FigureDraft(
         name, sheet, title, caption, f"{row.axis}, by round: {'; '.join(alt_parts)}."
@@ -206,11 +198,11 @@ def _domains(comparison: Comparison, styles: LineStyles) -> FigureDraft:
 
 
 def _bars(comparison: Comparison, styles: LineStyles, width: float) -> FigureDraft:
-    sheet, panel = _by_domain(comparison, width)
     methods, score, span = comparison.methods, comparison.score, comparison.span()
+    sheet, panel, places = _by_domain(comparison, methods, width)
     thick = 0.8 / len(methods)
     alt_parts = []
-    for method, centers in zip(methods, _centers(comparison, methods), strict=True):
+    for method, centers in zip(methods, places, strict=True):
         estimates = [
             method.over_seeds(lambda run, d=d: score.shown(float(run.final()[d])))  # type: ignore[misc]
             for d in range(len(comparison.domains))
@@ -228,8 +220,8 @@ def _bars(comparison: Comparison, styles: LineStyles, width: float) -> FigureDra
         )
         for d in np.flatnonzero(np.isnan(means)):
             style: dict[str, Any] = {"ha": "center", "va": "bottom", "rotation": 90, "fontsize": 8}
-            place = panel.get_xaxis_transform()
-            panel.text(centers[d], 0.02, "not tested", transform=place, **style)
+            floor = panel.get_xaxis_transform()
+            panel.text(centers[d], 0.02, "not tested", transform=floor, **style)
         values = zip(comparison.domains, means, strict=True)
         digits = score.digits - 1
         shown = ", ".join(f"{name} {format_number(mean, digits)}" for name, mean in values)
@@ -238,7 +230,7 @@ def _bars(comparison: Comparison, styles: LineStyles, width: float) -> FigureDra
         panel.set_ylim(0, score.shown(score.high) if math.isfinite(score.high) else None)
     over = f"over {comparison.replicates}"
     several = f" and {over}; error bars: ± sample standard deviation {over}"
-    legend(sheet, panel)
+    canvas.legend(sheet, panel)
     return FigureDraft(
         "bars",
         sheet,
@@ -250,8 +242,8 @@ def _bars(comparison: Comparison, styles: LineStyles, width: float) -> FigureDra
 
 
 def _clients(comparison: Comparison, methods: Sequence[Method], styles: LineStyles) -> FigureDraft:
-    sheet, panel = _by_domain(comparison, canvas.HALF)
-    for method, centers in zip(methods, _centers(comparison, methods), strict=True):
+    sheet, panel, places = _by_domain(comparison, methods, canvas.HALF)
+    for method, centers in zip(methods, places, strict=True):
         style = styles[method.name]
         values: dict[tuple[str, int], list[float]] = {}
         for run in (run for run in method.runs if run.by_client.rounds.size):
@@ -267,7 +259,7 @@ def _clients(comparison: Comparison, methods: Sequence[Method], styles: LineStyl
             linewidths=0,
             label=method.name,
         )
-    legend(sheet, panel)
+    canvas.legend(sheet, panel)
     name, span = comparison.score.title, comparison.span()
     over_runs = several_runs(methods) * f" and over {comparison.replicates}"
     return FigureDraft(
@@ -280,20 +272,17 @@ def _clients(comparison: Comparison, methods: Sequence[Method], styles: LineStyl
     )
 
 
-def _by_domain(comparison: Comparison, width: float) -> tuple[Figure, Axes]:
-    """Return a figure and its panel, with the domains on the x axis."""
-    sheet, ((panel,),) = panels(1, 1, width, 3.4)
+def _by_domain(
+    comparison: Comparison, methods: Sequence[Method], width: float
+) -> tuple[Figure, Axes, Vector]:
+    """Return a figure, its panel with the domains on the x axis, and places [methods, D] on it."""
+    sheet, ((panel,),) = canvas.panels(1, 1, width, 3.4)
     panel.set_xticks(range(len(comparison.domains)), comparison.domains)
     panel.set_xlim(-0.5, len(comparison.domains) - 0.5)
     panel.grid(visible=False, axis="x")
     panel.set_ylabel(comparison.score.axis)
-    return sheet, panel
-
-
-def _centers(comparison: Comparison, methods: Sequence[Method]) -> Vector:
-    """Return the x positions of the methods beside each other in each domain, [methods, D]."""
     beside = 0.8 * ((np.arange(len(methods)) + 0.5) / len(methods) - 0.5)
-    return np.arange(len(comparison.domains), dtype=np.float64) + beside[:, None]
+    return sheet, panel, np.arange(len(comparison.domains), dtype=np.float64) + beside[:, None]
 
 
 # --- grids and sweeps ---------------------------------------------------------------
@@ -308,7 +297,7 @@ def sketches_of_products(comparison: Comparison) -> Iterator[FigureDraft]:
 
     The latter has one panel per client, with one line per strategy (FedHEAL's Fig. 7).
     """
-    grid = largest_grid(comparison)
+    grid, *_ = [*client_strategy_grids(comparison), {}]
     if not grid:
         return
     strategies = list(dict.fromkeys(strategy for row in grid.values() for strategy in row))
@@ -336,7 +325,7 @@ def sketches_of_products(comparison: Comparison) -> Iterator[FigureDraft]:
 
 def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> FigureDraft:
     """Draw heat maps of STD and worst domain, with a row per client and a column per strategy."""
-    sheet, axes = panels(1, 2, canvas.FULL, 0.42 * len(grid) + 1.9)
+    sheet, axes = canvas.panels(1, 2, canvas.FULL, 0.42 * len(grid) + 1.9)
     alt_parts = []
     _, worst, spread, _ = over_domains(comparison.score)
     for panel, summary in zip(axes[0], (spread, worst), strict=True):
@@ -392,12 +381,11 @@ def sketches_of_own_models(comparison: Comparison) -> Iterator[FigureDraft]:
     """Yield a heat map of models that were trained alone: trained at a domain, tested on each."""
     score = comparison.score
     for number, method in enumerate(cross_tested(comparison), start=1):
-        of_runs = np.ma.masked_invalid([elsewhere(run) for run in method.runs])
-        values = score.shown(of_runs.mean(axis=0).filled(np.nan))
-        places = tested_elsewhere(values[None])
+        of_runs, *places = elsewhere(method)
+        means = score.shown(np.ma.masked_invalid(of_runs).mean(axis=0).filled(np.nan))
         rows, columns = ([comparison.domains[d] for d in of] for of in places)
-        values = values[np.ix_(*places)]
-        sheet, axes = panels(1, 1, canvas.HALF, 0.42 * len(values) + 1.9)
+        values = means[np.ix_(*places)]
+        sheet, axes = canvas.panels(1, 1, canvas.HALF, 0.42 * len(values) + 1.9)
         _heat_map(sheet, axes[0, 0], values, (rows, columns), score.digits - 1, score.better < 0)
         axes[0, 0].set_ylabel("trained at")
         axes[0, 0].set_xlabel("tested on")
@@ -425,11 +413,11 @@ def sketches_of_sweeps(comparison: Comparison, styles: LineStyles) -> Iterator[F
                     lambda run: ACCURACY.shown(run.final_clusters("accuracy")),
                 )
             )
-        sheet, axes = panels(1, len(figures), canvas.FULL, 3.4)
+        sheet, axes = canvas.panels(1, len(figures), canvas.FULL, 3.4)
         for panel, (label, figure) in zip(axes[0], figures, strict=True):
             _draw_sweep_panel(panel, comparison, sweep, figure, styles)
             panel.set_ylabel(label)
-        legend(sheet, axes[0, 0])
+        canvas.legend(sheet, axes[0, 0])
         several = several_runs(sweep.methods)
         bars = f"; bars: ± sample standard deviation over {comparison.replicates}" * several
         name = sweep.methods[0].strategy
@@ -467,25 +455,21 @@ def _draw_sweep_panel(
         elinewidth=0.9,
         label=sweep.methods[0].strategy,
     )
+    levels: list[tuple[Method, str, Any, str]] = []
     for i, (value, method) in enumerate(sweep.others.items()):
-        style = LineStyle(canvas.INK, canvas.DASHES[1 + i % (len(canvas.DASHES) - 1)], "")
-        _level(panel, method, figure, style, f"{leaf} = {value}")
+        dash = canvas.DASHES[1 + i % (len(canvas.DASHES) - 1)]
+        levels.append((method, canvas.INK, dash, f"{leaf} = {value}"))
     for name in BASELINES:
         baseline = comparison.baseline(sweep.methods[0], name)
         if baseline is not None and baseline.fully_tested():
             dash = "--" if name == "fedavg" else (0, (1.5, 2.5))
-            style = styles[baseline.name]._replace(dash=dash)
-            _level(panel, baseline, figure, style, baseline.name)
+            levels.append((baseline, styles[baseline.name].color, dash, baseline.name))
+    for method, color, dash, label in levels:
+        mean = method.over_seeds(figure).mean
+        panel.axhline(mean, color=color, linestyle=dash, linewidth=1.4, label=label)
     if np.all(sweep.values % 1 == 0):
         panel.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     panel.set_xlabel(leaf)
-
-
-def _level(
-    panel: Axes, method: Method, figure: Callable[[Run], float], style: LineStyle, label: str
-) -> None:
-    level = method.over_seeds(figure).mean
-    panel.axhline(level, color=style.color, linestyle=style.dash, linewidth=1.4, label=label)
 
 
 # --- groups of people ---------------------------------------------------------------
@@ -516,7 +500,7 @@ def sketches_of_groups(comparison: Comparison, styles: LineStyles) -> Iterator[F
             if curve.rounds.size
         ]
         yield FigureDraft(
-            f"groups-{slug(attribute)}",
+            f"groups-{canvas.slug(attribute)}",
             sheet,
             f"Differences between groups by {attribute} over rounds",
             "Computed for all people, from counts summed over clients. 0 means equality. Line: "
@@ -532,6 +516,7 @@ def sketches_of_trials(tuned: Sequence[Tuned]) -> Iterator[FigureDraft]:
     """Yield one figure per tuned method with a completed trial, with one panel per argument."""
     for place, method in enumerate(tuned, start=1):
         best, count, rows = method.chosen, len(method.completed), shown_rows(method.metric)
+        unit = method.metric.unit
         looks = canvas.line_styles([row.phrase for row in rows], canvas.METHOD_COLORS)
         if best is None or not method.ranges:
             continue
@@ -550,8 +535,8 @@ def sketches_of_trials(tuned: Sequence[Tuned]) -> Iterator[FigureDraft]:
                 panel.set_xscale("log")
             panel.set_xlabel(key)
         for panel in axes[:, 0]:
-            panel.set_ylabel(f"on validation examples{method.unit and f', {method.unit}'}")
-        legend(sheet, *axes.flat)
+            panel.set_ylabel(f"on validation examples{unit and f', {unit}'}")
+        canvas.legend(sheet, *axes.flat)
         left = len(method.trials) - count
         missing = f" Not shown: {counted(left, 'lost or unfinished trial')}." if left else ""
         yield FigureDraft(

@@ -8,17 +8,8 @@ from functools import reduce
 from pathlib import Path
 
 from fairflower.data import Federation
-from fairflower.report.figures.canvas import (
-    DOMAIN_COLORS,
-    HALF,
-    FigureDraft,
-    PageFigure,
-    legend,
-    line_styles,
-    panels,
-    save,
-    styled,
-)
+from fairflower.report.figures import canvas
+from fairflower.report.figures.canvas import FigureDraft, PageFigure
 from fairflower.tables.encoding import ColumnSums, joined
 
 #: Most rows of a figure; more columns are in the tables.
@@ -56,13 +47,8 @@ def draw_data(
         "means": ("Means", "A place far from the others may use another unit.", apart, means),
         "missing": ("Missing cells", "Columns with missing cells.", share, missing),
     }
-    with styled():
-        drafts = [
-            _dots([*sites], name, title, caption, label, values)
-            for name, (title, caption, label, values) in drawn.items()
-            if values
-        ]
-    return save(drafts, folder, "")
+    drafts = (_dots([*sites], name, *of) for name, of in drawn.items() if of[-1])
+    return canvas.save(drafts, folder, "")
 
 
 def _dots(
@@ -75,8 +61,8 @@ def _dots(
 ) -> FigureDraft:
     """Return a figure with a row for each name in ``values``, and in it a dot for each place."""
     rows = [*values][:MOST_ROWS]
-    figure, axes = panels(1, 1, HALF, 1.2 + 0.28 * len(rows))
-    panel, styles = axes[0, 0], line_styles(places, DOMAIN_COLORS)
+    figure, axes = canvas.panels(1, 1, canvas.HALF, 1.2 + 0.28 * len(rows))
+    panel, styles = axes[0, 0], canvas.line_styles(places, canvas.DOMAIN_COLORS)
     for place in places:
         there = [k for k, row in enumerate(rows) if place in values[row]]
         x = [values[rows[k]][place] for k in there]
@@ -86,7 +72,7 @@ def _dots(
     panel.set_ylim(len(rows) - 0.5, -0.5)
     panel.set_xlabel(label)
     panel.grid(axis="y", alpha=0.3)
-    legend(figure, panel)
+    canvas.legend(figure, panel)
     more = f" The first {MOST_ROWS} of {len(values)}." if len(values) > MOST_ROWS else ""
     alt = f"{title}: {len(rows)} rows with a dot for each of {len(places)} places"
     return FigureDraft(name, figure, title, caption + more, alt)

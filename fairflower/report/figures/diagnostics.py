@@ -2,12 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -16,14 +15,7 @@ from scipy.stats import binom
 from fairflower.aggregation.consistency import BINS, histogram
 from fairflower.numerics import Vector
 from fairflower.report.figures import canvas
-from fairflower.report.figures.canvas import (
-    FigureDraft,
-    LineStyles,
-    legend,
-    line,
-    panels,
-    slug,
-)
+from fairflower.report.figures.canvas import FigureDraft, LineStyles
 from fairflower.report.methods import Comparison, Method, several_runs
 from fairflower.report.reading import CLUSTER_SCORES, IDS, MAP, ClusterHistory, Run, as_float_array
 
@@ -54,8 +46,8 @@ def recorded(run: Run, axes: int) -> dict[str, DiagnosticSeries]:
     for record in run.diagnostics:
         there = [place[client] for client in record.get("client_ids", [])]
         for name in [name for name in record if name not in ("round", "client_ids")]:
-            array = as_float_array(record[name])
-            if array is not None and array.shape == (len(there),) * axes:
+            array = as_float_array(record[name], (len(there),) * axes)
+            if array is not None:
                 found.setdefault(name, []).append((record["round"], there, array))
     series = {}
     for name, rows in found.items():
@@ -110,7 +102,7 @@ def _draw_vectors(
     """Draw a row per method: a line per client, and the mean per domain (for weights, the sum)."""
     total = "sum" if name == "weights" else "mean"
     rows = len(vectors)
-    sheet, axes = panels(rows, 2, canvas.FULL, 2.2 * rows + 0.6, sharex=True, sharey="col")
+    sheet, axes = canvas.panels(rows, 2, canvas.FULL, 2.2 * rows + 0.6, sharex=True, sharey="col")
     alt_parts = []
     for (left, right), (method, series) in zip(axes, vectors.items(), strict=True):
         left.set_title(f"{method}: {name} of each client")
@@ -119,14 +111,14 @@ def _draw_vectors(
         alt_parts.append(f"{method}: {', '.join(ends)}")
     for axis in axes[:-1].flat:
         axis.set_xlabel("")
-    legend(sheet, axes[0, 1])
+    canvas.legend(sheet, axes[0, 1])
     equal = (
         " Dotted: equal weights."
         if name == "weights"
         else " Band: ± standard deviation over the domain's clients (ddof 0)."
     )
     return FigureDraft(
-        f"client-{slug(name)}",
+        f"client-{canvas.slug(name)}",
         sheet,
         f"Client {name} over rounds",
         "Left: one line per client in the color of its domain, from dark to light by client id. "
@@ -151,13 +143,13 @@ def _draw_domains(
             there = np.isfinite(client)
             gaps: dict[str, Any] = {} if there.all() else {"marker": ".", "markersize": 3}
             gaps |= {"linestyle": "-", "linewidth": 0.9}
-            line(left, series.rounds[there], client[there], style, **gaps, color=color)
+            canvas.line(left, series.rounds[there], client[there], style, **gaps, color=color)
         frame = pd.DataFrame(clients)  # pandas skips clients that did not take part (NaN)
         values = frame.agg(total, axis=1).to_numpy()
         if total == "mean":
             spread = frame.std(axis=1, ddof=0).to_numpy()
             canvas.band(right, series.rounds, values, spread, style, alpha=0.15)
-        line(right, series.rounds, values, style, label=domain)
+        canvas.line(right, series.rounds, values, style, label=domain)
         alt_parts.append(f"{domain} {values[-1]:.3g}")
     if total == "sum":  # weights: draw the values of equal weights
         sizes = {series.domains.count(domain) for domain in series.domains}
@@ -182,7 +174,7 @@ def _draw_matrices(name: str, matrices: Mapping[str, DiagnosticSeries]) -> Figur
         panel.set_title(f"{method}, round {series.rounds[-1]}")
         _label_domains(panel, series.domains)
     return FigureDraft(
-        f"pairs-{slug(name)}",
+        f"pairs-{canvas.slug(name)}",
         sheet,
         f"{name} between clients",
         f"One cell per pair of clients, ordered by domain, in the last round. {_SEED}",
@@ -206,19 +198,19 @@ def _label_domains(panel: Axes, domains: Sequence[str]) -> None:
 def _draw_numbers(
     name: str, figures: Mapping[str, DiagnosticSeries], styles: LineStyles
 ) -> FigureDraft:
-    sheet, ((panel,),) = panels(1, 1, canvas.HALF, 3.0)
+    sheet, ((panel,),) = canvas.panels(1, 1, canvas.HALF, 3.0)
     for method, series in figures.items():
-        line(panel, series.rounds, series.values, styles[method], label=method)
+        canvas.line(panel, series.rounds, series.values, styles[method], label=method)
     every = np.concatenate([series.values for series in figures.values()])
     if every.min() > 0 and every.max() / every.min() > 1000:
         panel.set_yscale("log")
         panel.yaxis.set_major_formatter("{x:.0e}")
         panel.minorticks_off()
     panel.set_ylabel(name)
-    legend(sheet, panel)
+    canvas.legend(sheet, panel)
     last = [f"{method} {series.values[-1]:.4g}" for method, series in figures.items()]
     return FigureDraft(
-        f"round-{slug(name)}",
+        f"round-{canvas.slug(name)}",
         sheet,
         f"{name} over rounds",
         _SEED,
@@ -231,58 +223,47 @@ def _draw_numbers(
 _CONSISTENCY = "consistency_histogram"
 
 
-class ConsistencyWindow(NamedTuple):
-    """A window of rounds, with the fraction of parameters in each bin, [BINS], for each domain."""
-
-    last_round: int
-    shares: dict[str, NDArray[np.float64]]
-
-
-def windows(run: Run) -> list[ConsistencyWindow]:
-    """Return the consistency windows of a run, in order of rounds."""
+def windows(run: Run) -> dict[int, dict[str, Vector]]:
+    """Return the fraction of parameters in each bin, by the last round of a window and domain."""
     domain = {client.client_id: client.domain for client in run.clients}
     num_rounds = int(run.config["observe.window"])
-    observed_windows = []
+    found = {}
     for record in run.diagnostics:
-        rows, ids = as_float_array(record.get(_CONSISTENCY)), record.get("client_ids", [])
-        observed = rows is not None and rows.shape == (len(ids), BINS)
-        if rows is not None and observed and 0 < num_rounds <= record["round"]:
+        ids = record.get("client_ids", [])
+        rows = as_float_array(record.get(_CONSISTENCY), (len(ids), BINS))
+        if rows is not None and 0 < num_rounds <= record["round"]:
             owners = np.array([domain.get(client, _UNKNOWN) for client in ids])
             seen = np.isfinite(rows).all(axis=1)
             shares = {d: rows[seen & (owners == d)] for d in run.domains}
             means = {d: part.mean(axis=0) for d, part in shares.items() if len(part)}
-            observed_windows.append(ConsistencyWindow(int(record["round"]), means))
-    return observed_windows
+            found[int(record["round"])] = means
+    return found
 
 
 def _consistency(comparison: Comparison) -> Iterator[FigureDraft]:
     """Draw the first and last window of each method that recorded consistency."""
-    observed = {
-        method.name: (method.runs[0], observed_windows)
-        for method in comparison.methods
-        if (observed_windows := windows(method.runs[0]))
-    }
+    first = {method.name: method.runs[0] for method in comparison.methods}
+    observed = {name: found for name, run in first.items() if (found := windows(run))}
     if not observed:
         return
     styles = canvas.line_styles(comparison.domains, canvas.DOMAIN_COLORS)
-    sheet, axes = panels(
+    sheet, axes = canvas.panels(
         len(observed), 2, canvas.FULL, 2.4 * len(observed) + 0.6, sharex=True, sharey=True
     )
     alt_parts = []
-    for row, (name, (run, observed_windows)) in zip(axes, observed.items(), strict=True):
-        num_rounds = int(run.config["observe.window"])
-        for panel, window in zip(row, (observed_windows[0], observed_windows[-1]), strict=True):
-            _draw(panel, window, num_rounds, styles)
-            first = window.last_round - num_rounds + 1
-            panel.set_title(f"{name}: rounds {first} to {window.last_round}")
+    for row, (name, found) in zip(axes, observed.items(), strict=True):
+        num_rounds = int(first[name].config["observe.window"])
+        for panel, last_round in zip(row, (min(found), max(found)), strict=True):
+            _draw_window(panel, found[last_round], num_rounds, styles)
+            panel.set_title(f"{name}: rounds {last_round - num_rounds + 1} to {last_round}")
         row[0].set_ylabel("parameters, %")
-        steady = {d: 100 * share[-1] for d, share in observed_windows[-1].shares.items()}
+        steady = {d: 100 * share[-1] for d, share in found[max(found)].items()}
         alt_parts.append(
             f"{name}: {', '.join(f'{d} {value:.0f} %' for d, value in steady.items())}"
         )
     for panel in axes[-1]:
         panel.set_xlabel("fraction of rounds with updates of the same sign")
-    legend(sheet, axes[0, 0])
+    canvas.legend(sheet, axes[0, 0])
     yield FigureDraft(
         "consistency",
         sheet,
@@ -294,10 +275,12 @@ def _consistency(comparison: Comparison) -> Iterator[FigureDraft]:
     )
 
 
-def _draw(panel: Axes, window: ConsistencyWindow, num_rounds: int, styles: LineStyles) -> None:
+def _draw_window(
+    panel: Axes, shares: Mapping[str, Vector], num_rounds: int, styles: LineStyles
+) -> None:
     edges = np.linspace(0.5, 1, BINS + 1)
     style: dict[str, Any] = {"baseline": None, "linewidth": 1.6}
-    for domain, share in window.shares.items():
+    for domain, share in shares.items():
         panel.stairs(100 * share, edges, color=styles[domain].color, label=domain, **style)
     n = np.arange(num_rounds + 1)
     chance = histogram(n / num_rounds, binom.pmf(n, num_rounds, 0.5))
@@ -331,7 +314,7 @@ def _cluster_sketches(comparison: Comparison, styles: LineStyles) -> Iterator[Fi
 
 
 def _over_rounds(methods: list[Method], styles: LineStyles, replicates: str) -> FigureDraft:
-    sheet, axes = panels(1, len(CLUSTER_SCORES), canvas.FULL, 3.4)
+    sheet, axes = canvas.panels(1, len(CLUSTER_SCORES), canvas.FULL, 3.4)
     alt_parts, lowest = [], 0.0
     for panel, (name, score) in zip(axes[0], CLUSTER_SCORES.items(), strict=True):
         for method in methods:
@@ -353,7 +336,7 @@ def _over_rounds(methods: list[Method], styles: LineStyles, replicates: str) -> 
     axes[0, 0].set_ylim(bottom=0)
     axes[0, 1].set_ylim(0, 104)
     axes[0, 2].set_ylim(lowest, 1.04)
-    legend(sheet, axes[0, 0])
+    canvas.legend(sheet, axes[0, 0])
     several = several_runs(methods)
     band = f" Band: ± sample standard deviation over {replicates}." * several
     return FigureDraft(
@@ -389,9 +372,14 @@ def _maps(method: Method, history: ClusterHistory, domains: LineStyles, suffix: 
         lowest = [panel for panel in column if panel.get_visible()][-1]
         lowest.set_xlabel("first principal axis")
     types = dict.fromkeys(history.types.tolist())
-    _key(sheet, "outside upper left", [_dot(domains[d].color, "o", d) for d in types])
-    dots = [_dot(canvas.GRAY, marker, f"cluster {name:.0f}") for name, marker in markers.items()]
-    _key(sheet, "outside lower center", dots)
+
+    def dot(color: str, marker: str) -> Line2D:
+        return Line2D([], [], color=color, marker=marker, linestyle="", markersize=6)
+
+    of_types = {domain: dot(domains[domain].color, "o") for domain in types}
+    canvas.key(sheet, of_types, "outside upper left", room=0.5)
+    of_clusters = {f"cluster {name:.0f}": dot(canvas.GRAY, m) for name, m in markers.items()}
+    canvas.key(sheet, of_clusters, room=0.5)
     end = chosen[-1]
     return FigureDraft(
         f"clients-map{suffix}",
@@ -445,17 +433,6 @@ def _draw_map(
     panel.margins(0.08)
     panel.xaxis.set_major_locator(MaxNLocator(5))
     panel.yaxis.set_major_locator(MaxNLocator(5))
-
-
-def _key(
-    sheet: Figure, place: Literal["outside upper left", "outside lower center"], dots: list[Line2D]
-) -> None:
-    columns = canvas.legend_columns(sheet, [str(dot.get_label()) for dot in dots], 0.5)
-    sheet.legend(handles=dots, loc=place, ncols=columns)
-
-
-def _dot(color: str, marker: str, label: str) -> Line2D:
-    return Line2D([], [], color=color, marker=marker, linestyle="", markersize=6, label=label)
 
 
 def _said(history: ClusterHistory, r: int) -> str:

@@ -12,7 +12,7 @@ from fairflower.config.text import counted
 from fairflower.errors import RunFolderError, logger
 from fairflower.files import Arrays
 from fairflower.report.figures import canvas
-from fairflower.report.figures.canvas import FigureDraft, LineStyles, slug
+from fairflower.report.figures.canvas import FigureDraft, LineStyles
 from fairflower.report.methods import Comparison
 from fairflower.report.reading import Run
 from fairflower.server.examples import Facts, read_examples
@@ -26,7 +26,7 @@ def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft
     runs = {method.name: method.runs[0] for method in comparison.methods}
     for number, (name, run) in enumerate(runs.items(), start=1):
         try:
-            found = read_examples(run.path, run.last_round) if run.path.is_absolute() else None
+            found = None if run.summarized else read_examples(run.path, run.last_round)
         except RunFolderError as error:
             logger.warning("Examples are left out: %s", error)
             continue
@@ -34,7 +34,7 @@ def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft
             draw = _masks if "image" in found[0] else _points
             sheet, title, caption, alt = draw(run, *found, styles[name].color)
             which = f"Round {run.last_round}, federation {run.federation}, seed {run.seed}. "
-            place = f"examples-{number}-{slug(name)}"
+            place = f"examples-{number}-{canvas.slug(name)}"
             yield FigureDraft(place, sheet, f"{name}: {title}", which + caption, alt)
 
 
@@ -55,9 +55,7 @@ def _masks(run: Run, arrays: Arrays, facts: Facts, color: str) -> tuple[Figure, 
         panel.spines[:].set_visible(False)
     classes = dict(enumerate(run.info.get("classes", ()))) | {255: "unknown"}
     names_of = {c: classes.get(c, f"class {c}") for c in np.unique(masks).tolist()}
-    marks = [Patch(color=_PALETTE[c], label=label) for c, label in names_of.items()]
-    columns = canvas.legend_columns(sheet, [*names_of.values()], 0.6)
-    sheet.legend(handles=marks, loc="outside lower center", ncols=columns)
+    canvas.key(sheet, {label: Patch(color=_PALETTE[c]) for c, label in names_of.items()})
     title = f"test images of {facts['domains'][0]}, its worst domain"
     caption = f"{len(names)} of its images in the order of their {run.primary.stated}."
     return sheet, title, caption, f"Images, true and predicted masks: {', '.join(names)}."
