@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fairflower.errors import ConfigError, is_text, quoted
 from fairflower.paths import read_text
@@ -18,6 +18,9 @@ from fairflower.paths import read_text
 METHOD_TABLES = ("client.", "strategy.")
 
 Scalar = bool | int | float | str
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 def argument_to_key(name: str) -> str:
@@ -239,3 +242,15 @@ def join_words(parts: Sequence[str]) -> str:
     ('a', 'a and b', 'a, b and c')
     """
     return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
+
+
+def grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
+    """Return the values of each key, all in the order in which they come.
+
+    >>> grouped([("a", 1), ("b", 2), ("a", 3)])
+    {'a': [1, 3], 'b': [2]}
+    """
+    groups: dict[_Key, list[_Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups

@@ -130,10 +130,7 @@ class Analysis:
 
     @cached_property
     def chapters(self) -> list[Chapter]:
-        """A chapter for each set of domains and primary score.
-
-        Raises `RunFolderError` if there are no runs.
-        """
+        """A chapter for each set of domains and primary score; `RunFolderError` without runs."""
         if not self.runs:
             raise RunFolderError("No runs to report on. Name at least one run folder.")
         return [Chapter(comparison, self.tuned) for comparison in group_runs(self.runs)]
@@ -141,7 +138,7 @@ class Analysis:
     @cached_property
     def held_out_tables(self) -> list[Table]:
         """The table of held-out domains over all chapters; empty for fewer than two domains."""
-        return held_out_tables(chapter.comparison for chapter in self.chapters)
+        return [*held_out_tables(chapter.comparison for chapter in self.chapters)]
 
     @property
     def named_tables(self) -> list[Table]:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fairflower.config.text import join_words
+from fairflower.config.text import grouped, join_words
 from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import DIFFERENCES
 from fairflower.numerics.metrics import AVG, GAP, STD0, Summary, over_domains
@@ -631,7 +631,8 @@ def verdict_on(
         for rows in [contrast.by_metric]
     )
     parts = []
-    for (judgment, preposition), names in _by_judgment(contrasts).items():
+    by_judgment = grouped((contrast.judgment, name) for name, contrast in contrasts.items())
+    for (judgment, preposition), names in by_judgment.items():
         if judgment == UNDECIDED:
             names = [f"{other} (detectable: {contrasts[other].detectable})" for other in names]
         parts.append(f"{judgment} {preposition} {' and '.join(names)}")
@@ -645,9 +646,9 @@ def verdict_on(
 
 def _of_group(group: ContrastGroup) -> Iterator[Verdict]:
     """Yield one verdict on the whole group: ``fairer (STD) with a, b; ...``."""
+    by_judgment = grouped((one.judgment[0], name) for name, one in group.contrasts.items())
     conclusion = "; ".join(
-        f"{judgment} with {', '.join(names)}"
-        for (judgment, _), names in _by_judgment(group.contrasts).items()
+        f"{judgment} with {', '.join(names)}" for judgment, names in by_judgment.items()
     )
     name = f"{group.heading} against {group.other}"
     yield Verdict(name, "", conclusion, too_few_pairs(group.contrasts))
@@ -686,10 +687,3 @@ def signed(difference: MeanStd, digits: int = 2) -> str:
 def signed_in_unit(one: MetricDifference) -> str:
     """Format a difference as `signed` does, with its unit."""
     return f"{signed(one.difference, one.metric.digits)} {one.metric.points}".strip()
-
-
-def _by_judgment(contrasts: Mapping[str, Contrast]) -> dict[tuple[str, str], list[str]]:
-    names: dict[tuple[str, str], list[str]] = {}
-    for name, contrast in contrasts.items():
-        names.setdefault(contrast.judgment, []).append(name)
-    return names

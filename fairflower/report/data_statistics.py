@@ -100,22 +100,20 @@ def read_statistics(folder: Path) -> DataStatistics:
 
 
 def statistic_tables(data: DataStatistics) -> list[Table]:
-    """Return tables of examples, numbers, levels and missing cells, with a column for each place.
-
-    Standard deviations are over training rows (ddof 0).
-    """
+    """Return tables of examples, numbers, levels and missing cells, with a column per place."""
     places, sums = [*data.sites], data.sums
     rare = f"Counts below {data.least} are not shown."
 
     def of(*kinds: str) -> dict[str, dict[str, ColumnSums]]:
-        there = {n: {s.column.kind for s in own.values()} for n, own in sums.items()}
-        return {n: own for n, own in sums.items() if there[n] & {*kinds}}
+        return {n: o for n, o in sums.items() if any(s.column.kind in kinds for s in o.values())}
 
     def rows(cell: CellOf, columns: Mapping[str, Mapping[str, ColumnSums]]) -> list[Group]:
-        each = {_titled(n, own): [own.get(place) for place in places] for n, own in columns.items()}
-        return [
-            Group("", [Row(n, "", [cell(s, data.least) for s in own]) for n, own in each.items()])
-        ]
+        found = []
+        for name, own in columns.items():
+            units = dict.fromkeys(s.column.unit for s in own.values() if s.column.unit)
+            title = f"{name} [{' or '.join(units)}]" if units else name
+            found.append(Row(title, "", [cell(own.get(place), data.least) for place in places]))
+        return [Group("", found)]
 
     numbers, missing = rows(_number, of("number", "date")), rows(_missing, sums)
     levels = [Group(name, _levels(data, own)) for name, own in of("category").items()]
@@ -149,11 +147,6 @@ def _examples(data: DataStatistics) -> list[Row]:
         shares = [max(k.class_counts, default=0) / k.num_examples for s in sites for k in s.clients]
         rows.append(Row("most frequent class", "", [Cell(f"{share:.1%}") for share in shares]))
     return rows
-
-
-def _titled(name: str, own: Mapping[str, ColumnSums]) -> str:
-    units = dict.fromkeys(s.column.unit for s in own.values() if s.column.unit)
-    return f"{name} [{' or '.join(units)}]" if units else name
 
 
 def _count(count: int, size: int, least: int) -> Cell:

@@ -19,16 +19,17 @@ def history_frame(runs: Sequence[Run]) -> pd.DataFrame:
     (domain, client or run), ``name`` (of the domain or client), ``metric`` and ``value``. Runs from
     a summary have only the values of the summary.
     """
-    named = {
-        id(run): (chapter.title, method.name)
-        for chapter in (analyze(runs).chapters if runs else ())
-        for method, run in chapter.comparison.runs
-    }
     columns = ["data", "method", "seed", "run", *HISTORY_COLUMNS]
     if not runs:
         return pd.DataFrame(columns=columns)
-    facts = [dict(zip(columns, (*named[id(r)], r.seed, r.path.name), strict=False)) for r in runs]
-    frames = [_history(run).assign(**of_run) for run, of_run in zip(runs, facts, strict=True)]
+    named = {
+        id(run): {"data": chapter.title, "method": method.name}
+        for chapter in analyze(runs).chapters
+        for method, run in chapter.comparison.runs
+    }
+    frames = [
+        _history(run).assign(**named[id(run)], seed=run.seed, run=run.path.name) for run in runs
+    ]
     return pd.concat(frames, ignore_index=True)[columns]
 
 
@@ -66,9 +67,7 @@ def table_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
         part = pd.DataFrame.from_dict(rows, orient="index").astype({("seeds", "n"): int})
         part.columns = pd.MultiIndex.from_tuples(part.columns)
         parts[chapter.title] = part.rename_axis("method")
-    if len(parts) == 1:
-        return next(iter(parts.values()))
-    return pd.concat(parts, names=["data"])
+    return pd.concat(parts, names=["data"]) if len(parts) > 1 else parts.popitem()[1]
 
 
 def differences_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
@@ -110,8 +109,7 @@ def differences_frame(runs: Sequence[Run] | Analysis) -> pd.DataFrame:
 def csv_table(runs: Sequence[Run] | Analysis) -> str:
     """Return `table_frame` as CSV, with one column per mean and per standard deviation."""
     frame = table_frame(runs)
-    frame.columns = frame.columns.map(
-        lambda pair: "seeds" if pair[1] == "n" else cell_of(" ".join(pair))
-    )
+    titles = ("seeds" if of == "n" else cell_of(f"{name} {of}") for name, of in frame.columns)
+    frame.columns = pd.Index(titles)
     frame.index = frame.index.map(cell_of)
     return str(frame.to_csv(lineterminator="\n"))

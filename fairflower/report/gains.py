@@ -44,11 +44,15 @@ BY_DOMAIN, OVER_CLIENTS = "by domain", "over clients"
 
 
 def gains(comparison: Comparison) -> list[ContrastGroup]:
-    """Return each method's gains; a reference and by what they are is a family."""
+    """Return each method's gains over references, whatever its local training, in families."""
     groups = []
     for name, paired in (("alone", _by_domain), ("alone", _over_clients), ("pooled", _by_domain)):
         families: dict[str, dict[str, Pairs]] = {}
-        for method, other in _compared(comparison, name):
+        others = [method for method in comparison.methods if method.reference == name]
+        for method in comparison.methods:
+            other = next((other for other in others if method.comparable_with(other)), None)
+            if other is None or method.reference in ("alone", name):
+                continue
             personal = all(run.personal.rounds.size for run in (*method.runs, *other.runs))
             if pairs := paired(comparison, method, other, personal):
                 families.setdefault(other.name, {})[method.name] = pairs
@@ -81,15 +85,6 @@ def gain_verdicts(groups: Sequence[ContrastGroup]) -> dict[str, Sequence[Verdict
 
 def _measure(group: ContrastGroup) -> Measure:
     return next(iter(group.contrasts.values())).measure
-
-
-def _compared(comparison: Comparison, name: str) -> Iterator[tuple[Method, Method]]:
-    """Yield each method with the comparable reference, whatever its local training."""
-    others = [method for method in comparison.methods if method.reference == name]
-    for method in comparison.methods:
-        other = next((other for other in others if method.comparable_with(other)), None)
-        if other and method.reference not in ("alone", name):
-            yield method, other
 
 
 def _by_domain(

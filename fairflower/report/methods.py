@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.config.methods import MethodSpec
 from fairflower.config.run import COMPARED_TABLES, data_key, method_key, tuned_keys
-from fairflower.config.text import is_argument, key_to_argument
+from fairflower.config.text import grouped, is_argument, key_to_argument
 from fairflower.numerics import Vector
 from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.registry import REFERENCES
@@ -126,10 +126,7 @@ class Method:
 
     @cached_property
     def client(self) -> str:
-        """The client's name, with the arguments that differ from their defaults or were tuned.
-
-        Tuned arguments have the value "tuned", as in ``fedprox:mu=tuned``.
-        """
+        """The client's name and arguments; tuned arguments are shown as ``fedprox:mu=tuned``."""
         return self._label(ClientConfig.of(self.config))
 
     @property
@@ -150,10 +147,7 @@ class Method:
 
     @cached_property
     def setting(self) -> _Settings:
-        """The settings that comparable methods share: data, model, training and rounds.
-
-        Settings that were tuned for each method have the value "tuned".
-        """
+        """The settings that comparable methods share; those tuned for each are "tuned"."""
         return frozenset((dict(self.shared) | dict.fromkeys(self.tuned, "tuned")).items())
 
     @cached_property
@@ -405,9 +399,7 @@ def mean_of_last(counts: Iterable[int], window: int = WINDOW) -> str:
 
 def group_runs(runs: Iterable[Run]) -> list[Comparison]:
     """Group runs by domains and primary score, then by method."""
-    alike: dict[tuple[tuple[str, ...], str], list[Run]] = {}
-    for run in runs:
-        alike.setdefault((run.domains, run.primary.stated), []).append(run)
+    alike = grouped(((run.domains, run.primary.stated), run) for run in runs)
     comparisons = []
     order = (*BASELINES, "", *REFERENCES)  # "" are all others
     rank = {name: place for place, name in enumerate(order)}
@@ -453,16 +445,14 @@ def _versions(runs: Iterable[Run]) -> dict[int, _Settings]:
     Return a setting ``examples`` by the run's `id`, for all but the examples that most runs had
     (version 1). Runs that did not record a digest of their examples count as version 1.
     """
-    contents: dict[_Settings, dict[str, list[Run]]] = {}
-    for run in runs:
-        if digest := run.info.get("digest"):
-            contents.setdefault(data_key(run.config), {}).setdefault(str(digest), []).append(run)
-    return {
-        id(run): frozenset({(_EXAMPLES, f"version {number}")})
-        for by_digest in contents.values()
-        for number, members in enumerate(sorted(by_digest.values(), key=len, reverse=True), 1)
-        for run in (members if number > 1 else ())
-    }
+    versions: dict[int, _Settings] = {}
+    recorded = [run for run in runs if run.info.get("digest")]
+    for alike in grouped((data_key(run.config), run) for run in recorded).values():
+        by_digest = grouped((run.info["digest"], run) for run in alike).values()
+        _, *others = sorted(by_digest, key=len, reverse=True)
+        for number, members in enumerate(others, start=2):
+            versions |= {id(run): frozenset({(_EXAMPLES, f"version {number}")}) for run in members}
+    return versions
 
 
 def _groups(runs: Iterable[Run]) -> list[tuple[str, _Settings, list[Run]]]:
@@ -473,9 +463,7 @@ def _groups(runs: Iterable[Run]) -> list[tuple[str, _Settings, list[Run]]]:
     """
     versions = _versions(runs := list(runs))
     identity = {id(r): method_key(r.config) | versions.get(id(r), frozenset()) for r in runs}
-    alike: dict[tuple[str, _Settings], list[Run]] = {}
-    for run in runs:
-        alike.setdefault((run.label, federated(identity[id(run)])), []).append(run)
+    alike = grouped(((run.label, federated(identity[id(run)])), run) for run in runs)
     whole = bool(_own_federations(runs))
     groups: dict[tuple[str, _Settings], list[Run]] = {}
     for (label, settings), members in alike.items():
@@ -552,10 +540,7 @@ class Sweep(NamedTuple):
 
 
 def client_strategy_grids(comparison: Comparison) -> list[dict[str, dict[str, Method]]]:
-    """Return grids of comparable methods by client and strategy, with the largest grid first.
-
-    A grid has at least two clients and two strategies.
-    """
+    """Return grids of comparable methods: at least two clients by two strategies, largest first."""
     sets = (members for _, members in comparison.groups(comparison.methods))
     grids = []
     for members in sorted(sets, key=len, reverse=True):
@@ -573,18 +558,14 @@ def client_strategy_grids(comparison: Comparison) -> list[dict[str, dict[str, Me
 
 
 def sweeps(comparison: Comparison) -> list[Sweep]:
-    """Return a sweep for each argument with at least three values and all other settings equal.
-
-    Methods that were not tested on every domain are left out.
-    """
+    """Return sweeps: at least three values of an argument, all else equal, every domain tested."""
     keys = {key for method in comparison.methods for key, _ in method.identity if is_argument(key)}
     by_argument = []
     for key in sorted(keys):
         groups: dict[Any, dict[Any, Method]] = {}
-        for method in comparison.methods:
-            value = _value(method, key)
+        for method in comparison.having(Run.fully_tested):
             rest = frozenset(item for item in method.identity if item[0] != key)
-            if value is not None and method.fully_tested():
+            if (value := _value(method, key)) is not None:
                 groups.setdefault((rest, method.comparable), {}).setdefault(value, method)
         for members in groups.values():
             values = sorted(value for value in members if isinstance(value, float))
@@ -596,10 +577,7 @@ def sweeps(comparison: Comparison) -> list[Sweep]:
 
 
 def _value(method: Method, key: str) -> float | str | None:
-    """Return a method's value for an argument (set or default), as a number if possible.
-
-    The result is None if the method does not have the argument.
-    """
+    """Return a method's value for an argument, as a number if possible; None if it has none."""
     table, _, leaf = key.partition(".")
     value: Any = dict(method.identity).get(key)
     for kind in (ClientConfig, StrategyConfig):

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fairflower.config.text import join_words
+from fairflower.config.text import grouped, join_words
 from fairflower.data.federation import by_field
 from fairflower.numerics.metrics import MIN, STD
 from fairflower.report.cells import MARK, capitalized, thousands
@@ -154,12 +154,12 @@ def notes(comparison: Comparison) -> Iterator[str]:
     spent = [run.info["privacy"] for _, run in comparison.runs if run.info.get("privacy")]
     if note := together((p["epsilon"], p["delta"]) for p in spent):
         yield note
-    by_data: dict[object, set[str]] = {}
-    for method in comparison.methods:
-        for run in method.runs:
-            there = by_data.setdefault((method.settings("data."), run.federation), set())
-            there.add(data_digest(run))
-    if any(len(partitions) > 1 for partitions in by_data.values()):
+    digests = grouped(
+        ((method.settings("data."), run.federation), data_digest(run))
+        for method in methods
+        for run in method.runs
+    )
+    if any(len(set(of_settings)) > 1 for of_settings in digests.values()):
         yield (
             "Runs with the same data settings had different data or clients. Means over them may "
             "not be comparable."
@@ -198,13 +198,10 @@ SAME = (
 
 def _draw_notes(comparison: Comparison) -> Iterator[str]:
     """Yield notes on federations that are the same division, and on examples that they share."""
-    by_division: dict[str, set[int]] = {}
-    for run in comparison.kept_runs:
-        if run.info.get("division"):
-            by_division.setdefault(run.division, set()).add(run.federation)
-    for numbers in by_division.values():
-        if len(numbers) > 1:
-            yield SAME.format(join_words(list(map(str, sorted(numbers)))))
+    recorded = [run for run in comparison.kept_runs if run.info.get("division")]
+    for numbers in grouped((run.division, run.federation) for run in recorded).values():
+        if len(set(numbers)) > 1:
+            yield SAME.format(join_words([str(number) for number in sorted(set(numbers))]))
     facts = (m.runs[0].info.get("redraw") for m in comparison.methods if m.divisions > 1)
     for redraw in [known for known in facts if known][:1]:
         ratio = redraw.get("tests per training example")
@@ -252,10 +249,7 @@ def _run_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _unshared(comparison: Comparison) -> list[str]:
-    """Name the federations or seeds for which a method has no run, but its baseline has one.
-
-    Likewise those for which a baseline has no run.
-    """
+    """Name the federations or seeds for which only a method or only its baseline has a run."""
     seeds = {method.name: {run.seed for run in method.runs} for method in comparison.methods}
     wanted: dict[str, set[int]] = {name: set() for name in seeds}
     for method in comparison.methods:
@@ -344,10 +338,8 @@ def _test_notes(run: Run) -> Iterator[str]:
     named = {client: key["name"] for client, key in keys.items()}
     for where, reason in run.info.get("skipped_metrics", {}).items():
         yield f"the metric {where} was left out ({reason})."
-    places: dict[str, list[str]] = {}
-    for where, reason in run.info.get("undefined_metrics", {}).items():
-        places.setdefault(reason, []).append(where)
-    for reason, names in places.items():
+    undefined = run.info.get("undefined_metrics", {})
+    for reason, names in grouped((reason, where) for where, reason in undefined.items()).items():
         yield f"{_UNDEFINED} {join_words(names)}: {reason}."
     affected = f" A domain's {run.primary.title} then covers only its other clients, if any."
     for key, kind, effect in (("dropped", "", ""), ("dropped_in_test", "test ", affected)):
@@ -375,9 +367,7 @@ def _test_notes(run: Run) -> Iterator[str]:
 
 def _values(values: Mapping[str, str]) -> str:
     """List values with up to four of their methods: ``0.1 (fedavg, uniform), 0.01 (fedheal)``."""
-    owners: dict[str, list[str]] = {}
-    for name, value in values.items():
-        owners.setdefault(value, []).append(name)
+    owners = grouped((value, name) for name, value in values.items())
     for names in owners.values():
         if len(names) > 4:
             names[3:] = [f"{len(names) - 3} more"]

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from fairflower.config.methods import DEFAULT
 from fairflower.config.run import execution_keys, is_setting
-from fairflower.config.text import is_argument, shown, toml_tables
+from fairflower.config.text import grouped, is_argument, shown, toml_tables
 from fairflower.data import ClientInfo
 from fairflower.files import replacing
 from fairflower.report.analysis import Analysis, analyze
@@ -164,12 +164,8 @@ def replace_generated_block(document: Path, summary: Path, text: str) -> None:
 
     The block is between ``<!-- generated from SUMMARY -->`` (the path relative to the document's
     folder) and ``<!-- end -->``. If the document lacks this block, it is appended. The rest of the
-    document and its line endings stay as they are, and it is replaced atomically.
-
-    Raises
-    ------
-    RunFolderError
-        If the document exists but cannot be read.
+    document and its line endings stay as they are, and it is replaced atomically. Raises
+    `RunFolderError` if the document exists but cannot be read.
     """
     before = read_text(document, newline="") if document.exists() else ""
     ending = "\r\n" if "\r\n" in before else "\n"
@@ -396,10 +392,7 @@ def _settings(run: Run) -> str:
 
 def _partitions(comparison: Comparison) -> list[tuple[tuple[ClientInfo, ...], list[str], str]]:
     """Return the tables of clients and, if runs differ, the runs that each table describes."""
-    owners: dict[tuple[ClientInfo, ...], list[Run]] = {}
-    for _, run in comparison.runs:
-        if any(client.num_examples for client in run.clients):  # a summary lacks the class counts
-            owners.setdefault(run.clients, []).append(run)
+    owners = grouped((run.clients, run) for _, run in comparison.runs if not run.summarized)
     tables = []
     for clients, runs in owners.items():
         count = max((len(client.class_counts) for client in clients), default=0)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fairflower.arguments import Range
 from fairflower.config.run import tested_split
-from fairflower.config.text import join_words
+from fairflower.config.text import grouped, join_words
 from fairflower.data import ClientInfo
 from fairflower.errors import RunFolderError, logger, quoted
 from fairflower.files import metadata
@@ -79,16 +79,10 @@ class ScoreHistory:
 
     def final(self, window: int = WINDOW) -> Vector:
         """Return values [K]: means over the tested rounds in `last`; NaN if there are none."""
-        if window not in self._finals:  # the tables of a report ask hundreds of times
-            values = self.values[self.last(window)]
-            counts = np.isfinite(values).sum(axis=0)
-            means = np.nansum(values, axis=0) / np.maximum(counts, 1)
-            self._finals[window] = np.where(counts > 0, means, np.nan)
-        return self._finals[window].copy()
-
-    @cached_property
-    def _finals(self) -> dict[int, Vector]:
-        return {}
+        values = self.values[self.last(window)]
+        counts = np.isfinite(values).sum(axis=0)
+        means = np.nansum(values, axis=0) / np.maximum(counts, 1)
+        return np.where(counts > 0, means, np.nan)
 
     def final_rounds(self, window: int = WINDOW) -> tuple[int, ...]:
         """Return the rounds over which `final` averages."""
@@ -191,10 +185,7 @@ _LARGEST = 1e100
 
 
 def as_float_array(value: Any, shape: tuple[int, ...]) -> Vector | None:
-    """Convert a recorded value to an array, with NaN where too large.
-
-    Returns None if it is not numeric or has another shape.
-    """
+    """Return recorded numbers, with NaN where too large; None if of another kind or shape."""
     try:
         numbers = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -286,10 +277,11 @@ class Run(ScoreHistory):
         For example, ``"svhn was not tested in rounds 2 to 4"``. Accuracy is defined wherever a
         domain was tested; other scores may be undefined there.
         """
-        by_rounds: dict[str, list[str]] = {}
-        for name, tested in zip(self.domains, np.isfinite(self.values).T, strict=True):
-            if not tested.all():
-                by_rounds.setdefault(listed_rounds(self.rounds, ~tested), []).append(name)
+        by_rounds = grouped(
+            (listed_rounds(self.rounds, ~tested), name)
+            for name, tested in zip(self.domains, np.isfinite(self.values).T, strict=True)
+            if not tested.all()
+        )
         classes = self.primary == ACCURACY
         verbs = ("was", "were") if classes else ("has", "have")
         what = "not tested" if classes else f"no {self.primary.title}"
@@ -311,10 +303,7 @@ class Run(ScoreHistory):
 
     @cached_property
     def by_client(self) -> ScoreHistory:
-        """Primary scores of the global model by client, in the order of ``clients``.
-
-        There are no rounds if clients did not test the model.
-        """
+        """Primary scores by client, in the order of ``clients``; no rounds if no client tested."""
         return self.of_clients(self.primary.name)
 
     @property
@@ -324,10 +313,9 @@ class Run(ScoreHistory):
 
     @cached_property
     def personal(self) -> ScoreHistory:
-        """Primary scores of the clients' personal models by domain.
+        """Primary scores of the clients' personal models by domain; no rounds if there are none.
 
-        They are means over the domain's clients, weighted by test examples. There are no rounds if
-        there are no personal models.
+        They are means over the domain's clients, weighted by test examples.
         """
         return self.tests(LEVELS[self.split][0], PERSONAL + self.primary.name, self.domains)
 
@@ -340,8 +328,7 @@ class Run(ScoreHistory):
     def own_models(self) -> ScoreHistory:
         """Primary scores of the models that clients keep, each on its domain's test examples.
 
-        They are in the order of ``clients``. There are no rounds if the server tested none, and
-        NaN for clients whose model it did not test.
+        They are in the order of ``clients``, and NaN for models that the server did not test.
         """
         names = [f"{client.client_id}/{client.domain}" for client in self.clients]
         return self.tests(OWN_LEVELS[self.split], self.primary.name, names)
@@ -390,10 +377,9 @@ class Run(ScoreHistory):
 
     @cached_property
     def group_metrics(self) -> Mapping[str, ScoreHistory]:
-        """Metrics of group fairness by name (`fairflower.numerics.group_fairness`).
+        """Metrics of group fairness by name; empty if there are no groups of people.
 
         The columns are all people, the worst client and each domain. Undefined values are NaN.
-        Empty if there are no groups of people.
         """
         levels = (OVERALL[self.split], (ALL, WORST_CLIENT)), (LEVELS[self.split][0], self.domains)
         found = {}
@@ -471,8 +457,7 @@ class Run(ScoreHistory):
     def held_out_score(self, domain: str, window: int = WINDOW, *, adapted: bool = False) -> float:
         """Return the mean score on a domain (see `final`); NaN if the domain was not held out.
 
-        If ``adapted``, the model has that domain's BatchNorm statistics; NaN if this was not
-        tested.
+        If ``adapted``, the model has that domain's BatchNorm statistics; NaN if it was not tested.
         """
         tests = self.adapted if adapted else self.held_out
         there = domain == self.held_out_domain and tests.rounds.size
@@ -519,13 +504,9 @@ def model_file(run: Run, best: bool = False) -> Path:
 def read_run(path: str | Path) -> Run:
     """Read the folder of a run that is completed, stopped or still running.
 
-    Rounds that are not completely written yet are left out.
-
-    Raises
-    ------
-    RunFolderError
-        If the folder does not exist, is not a run folder or has a malformed or changed file, or if
-        no round was completely trained and tested.
+    Rounds that are not completely written yet are left out. Raises `RunFolderError` if the folder
+    does not exist, is not a run folder or has a malformed or changed file, or if no round was
+    completely trained and tested.
     """
     path = Path(path).expanduser().absolute()
     if not path.is_dir():

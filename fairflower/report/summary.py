@@ -20,7 +20,7 @@ import numpy as np
 
 from fairflower.config import RunConfig
 from fairflower.config.run import COMPARED_TABLES, check_values, execution_keys
-from fairflower.config.text import shown
+from fairflower.config.text import grouped, shown
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.files import cell_of
 from fairflower.paths import check_output_file
@@ -83,12 +83,8 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
     ``<name>.runs.json`` has for each run the settings that differ from their defaults, facts of
     ``run.json``, and what reports take from all rounds: ``remarks``, clusters in ``diagnostics``,
     and ``participation``, the mean fraction of rounds in which a client of each domain was merged
-    (empty if all are 1). Facts that most runs share are in ``usual``.
-
-    Raises
-    ------
-    ConfigError
-        If the file name does not end in ``.csv``, or a file belongs to a run folder.
+    (empty if all are 1). Facts that most runs share are in ``usual``. Raises ``ConfigError`` if the
+    file name does not end in ``.csv``, or a file belongs to a run folder.
     """
     path = Path(path)
     check_output_file(path, ".csv", "summary")
@@ -121,10 +117,7 @@ def write_summary(runs: Sequence[Run], path: str | Path) -> None:
 def read_summary(path: str | Path) -> list[Run]:
     """Read the files written by `write_summary`. The runs have only their last tested rounds.
 
-    Raises
-    ------
-    RunFolderError
-        If a file is missing, is not part of a summary, or has an invalid value.
+    Raises `RunFolderError` if a file is missing, is not of a summary or has an invalid value.
     """
     path = Path(path).expanduser()
     text = read_text(path).removeprefix("\ufeff")  # of a spreadsheet
@@ -133,9 +126,8 @@ def read_summary(path: str | Path) -> list[Run]:
             f"{path} is not a summary of runs, or an earlier version wrote it: its columns are not "
             f"{','.join(_COLUMNS)}. Create one with `fairflower report RUNS --summary FILE`."
         )
-    rows: dict[str, list[tuple[int, Value]]] = {}
-    for line, ((name,), row) in enumerate(parse_values(StringIO(text), path, "run"), start=2):
-        rows.setdefault(name, []).append((line, row))
+    lines = enumerate(parse_values(StringIO(text), path, "run"), start=2)
+    rows = grouped((name, (line, row)) for line, ((name,), row) in lines)
     file = _facts_file(path)
     facts = parse_json(read_text(file).removeprefix("\ufeff"), str(file))
     held_to(facts, _Summary, str(file))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fairflower.config.text import grouped
 from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import DIFFERENCES, METRICS
 from fairflower.numerics.metrics import STD0, Summary, average_and_worst, over_domains, summaries
@@ -141,14 +142,14 @@ def labels_table(comparison: Comparison) -> Table:
     """Return the scores of each label or class, if there are several, in the last round."""
     labels, groups, columns = comparison.kept_runs[0].info.get("labels", ()), [], list[Column]()
 
-    def last(run: Run, name: str, domain: str) -> float:
-        tested = run.history[LEVELS[run.split][0], name]
-        return tested.get(run.last_round, {}).get(domain, math.nan)
+    def last(run: Run, name: str, d: int) -> float:
+        level = LEVELS[run.split][0]
+        return float(run.tests(level, name, run.domains, run.rounds[-1:]).values[0, d])
 
     for label in labels if len(labels) > 1 else ():
         columns = [
-            column(f"{score.title} {domain}", partial(last, name=score.name, domain=domain), score)
-            for domain in comparison.domains
+            column(f"{score.title} {domain}", partial(last, name=score.name, d=d), score)
+            for d, domain in enumerate(comparison.domains)
             for score in scores_of(label)
         ]
         counts = [label["counts"].get(domain, {}) for domain in comparison.domains]
@@ -171,10 +172,7 @@ def labels_table(comparison: Comparison) -> Table:
 
 
 def quality_table(comparison: Comparison) -> Table:
-    """Return FedISM's Table 1: ACC and AUC on clean and corrupted images, in percent.
-
-    The table shows methods whose runs have an AUC or corrupted images.
-    """
+    """Return FedISM's Table 1: ACC and AUC on clean and corrupted images, in percent."""
     methods = comparison.rated()
     auc = all(AUC.name in run.scores for method in methods for run in method.runs)
 
@@ -300,10 +298,7 @@ def _population(spread: Summary) -> Summary:
 
 
 def held_out_columns(comparison: Comparison, window: int = WINDOW) -> list[Column]:
-    """Return columns with the primary score on each held-out domain.
-
-    If runs were also tested with AdaBN, this score follows in another column.
-    """
+    """Return columns with the primary score on each held-out domain, and with that of AdaBN."""
     return [
         column(
             f"{name} (held out{', AdaBN' * adapted})",
@@ -329,10 +324,7 @@ def fairness_tables(comparison: Comparison) -> list[Table]:
 
 
 def fairness_table(comparison: Comparison, level: str) -> Table:
-    """Return a table of all `summaries` over ``"domains"`` or ``"clients"``.
-
-    It contains the methods whose runs all have scores at this level.
-    """
+    """Return a table of all `summaries` over ``"domains"`` or ``"clients"`` that were tested."""
 
     def tested(run: Run) -> Vector:
         values = (run if level == "domains" else run.by_client).final()
@@ -368,10 +360,7 @@ def fairness_table(comparison: Comparison, level: str) -> Table:
 
 
 def types_table(comparison: Comparison) -> Table:
-    """Return FedGCR's Table 1: average and spread over client types (domains) and over clients.
-
-    `Comparison.typed` selects the methods to show.
-    """
+    """Return FedGCR's Table 1: average and spread over client types (domains) and over clients."""
     methods = comparison.typed()
     score = comparison.score
     rows = over_domains(score)
@@ -454,11 +443,7 @@ def group_tables(comparison: Comparison) -> Iterator[Table]:
 
 
 def participation_table(comparison: Comparison) -> Table:
-    """Return a table with the fraction of rounds in which a domain's clients were merged.
-
-    The table also has the domain's primary score. It shows the methods for which some client was
-    not merged in some round.
-    """
+    """Return how often a domain's clients were merged, and its score, if not all always were."""
     rounds = Score("rounds", 0)
     shown = replace(comparison.score, better=0)  # and not compared
     return metric_table(
@@ -476,10 +461,7 @@ def participation_table(comparison: Comparison) -> Table:
 
 
 def participation(run: Run) -> list[float]:
-    """Return how often clients of each domain were merged, as a mean fraction of rounds.
-
-    The result is empty if every client was merged in every round, or if this is unknown.
-    """
+    """Return each domain's fraction of merged clients over rounds; empty if all, or if unknown."""
     if run.summarized:
         return list(run.info.get("participation", ()))
     if run.config.get("strategy.name") == "pooled":  # one client trains on all examples
@@ -511,10 +493,7 @@ def model_table(comparison: Comparison) -> Table:
 
 
 def difference_tables(comparison: Comparison, contrasts: Sequence[Contrasts]) -> Iterator[Table]:
-    """Yield the tables of differences from the baselines, and of other contrasts, by measure.
-
-    The table of the baselines has no groups if no baseline ran.
-    """
+    """Yield the tables of differences from the baselines, and of other contrasts, by measure."""
     shown = [one for one in contrasts if one.measure.metrics]  # or all are undefined
     for one in shown:
         against = one.against_baselines
@@ -589,38 +568,32 @@ def _without_domain(settings: frozenset[tuple[str, str]]) -> frozenset[tuple[str
     return frozenset(i for i in settings if i[0] not in ("data.held-out", "data.domains"))
 
 
-def held_out_tables(comparisons: Iterable[Comparison]) -> list[Table]:
-    """Return a table with a column per held-out domain, their mean and their worst, by score.
+def held_out_tables(comparisons: Iterable[Comparison]) -> Iterator[Table]:
+    """Yield a table with a column per held-out domain, their mean and their worst, by score.
 
-    A row combines runs of a method that differ only in the held-out domain. The result is empty for
+    A row combines runs of a method that differ only in the held-out domain. There is no table of
     fewer than two held-out domains. If runs were tested with AdaBN, a second table shows these
     tests.
     """
-    by_score: dict[str, list[Comparison]] = {}
-    for comparison in comparisons:
-        by_score.setdefault(comparison.score.stated, []).append(comparison)
-    return [table for alike in by_score.values() for table in _held_out_of(alike)]
-
-
-def _held_out_of(comparisons: Sequence[Comparison]) -> list[Table]:
-    """Return the tables of comparisons with the same primary score."""
-    rows: dict[Any, dict[str, Method]] = {}  # a method's settings and reach -> its runs by domain
-    score = max((comparison.score for comparison in comparisons), key=lambda score: score.digits)
-    for method in (method for comparison in comparisons for method in comparison.methods):
-        domain = method.runs[0].held_out_domain
-        if domain and all(run.held_out.rounds.size for run in method.runs):
-            key = _without_domain(method.identity), method.runs[0].reach
-            rows.setdefault(key, {})[domain] = method
-    domains = list(dict.fromkeys(domain for row in rows.values() for domain in row))
-    if len(domains) < 2:
-        return []
-    with_adabn = [
-        row
-        for row in rows.values()
-        if all(run.adapted.rounds.size for method in row.values() for run in method.runs)
-    ]
-    tables = [_held_out_table(score, domains, [*rows.values()])]
-    return [*tables, *([_held_out_table(score, domains, with_adabn, True)] if with_adabn else [])]
+    for alike in grouped((one.score.stated, one) for one in comparisons).values():
+        rows: dict[Any, dict[str, Method]] = {}  # a method's settings and reach -> runs by domain
+        score = max((comparison.score for comparison in alike), key=lambda score: score.digits)
+        for method in (method for comparison in alike for method in comparison.methods):
+            domain = method.runs[0].held_out_domain
+            if domain and all(run.held_out.rounds.size for run in method.runs):
+                key = _without_domain(method.identity), method.runs[0].reach
+                rows.setdefault(key, {})[domain] = method
+        domains = list(dict.fromkeys(domain for row in rows.values() for domain in row))
+        if len(domains) < 2:
+            continue
+        yield _held_out_table(score, domains, [*rows.values()])
+        adapted = [
+            row
+            for row in rows.values()
+            if all(run.adapted.rounds.size for method in row.values() for run in method.runs)
+        ]
+        if adapted:
+            yield _held_out_table(score, domains, adapted, adapted=True)
 
 
 def _held_out_table(

@@ -10,12 +10,11 @@ There are few replicates and many methods. This has three consequences:
 - Several tests are performed. Therefore, p-values are corrected over the family, over tests of
   difference and of equivalence together (`holm`), so that with a probability of 95 % all its
   verdicts are right. The intervals are Bonferroni's, which all contain the true differences with a
-  probability of 95 %. An interval is cut off at 0 if it contains 0 but the test, which finds more,
-  shows a difference. With at least `MIN_PAIRS` pairs, an interval thus excludes 0 if and only if
-  there is a verdict. A cut interval is as certain as its verdict; in a family with cut intervals
-  all of them and all verdicts are right together with a probability of 90 % at least. An interval
-  of an equivalent method may reach beyond the margin, because the tests of equivalence are
-  one-sided.
+  probability of 95 %, but cut off at 0 where the test, which finds more, shows a difference: with
+  at least `MIN_PAIRS` pairs, an interval excludes 0 if and only if there is a verdict. In a family
+  with cut intervals, all of them and all verdicts are right together with a probability of 90 % at
+  least. An interval of an equivalent method may reach beyond the margin, because the tests of
+  equivalence are one-sided.
 - A difference that is not significant may be zero, or too small for the design. Therefore, besides
   *better* and *worse* there are two other verdicts. *Equivalent* is shown by two one-sided tests
   within a margin that was fixed in advance. *Undecided* comes with the smallest difference that the
@@ -82,30 +81,21 @@ class MeanStd:
 
 @dataclass(frozen=True)
 class Difference(MeanStd):
-    """Mean of ``n`` paired differences, with its 95 % interval and its tests.
+    """Mean of ``n`` paired differences, with its 95 % interval and its tests."""
 
-    Attributes
-    ----------
-    low, high : float
-        Ends of Student's interval, which is simultaneous after `judged_as_family`. NaN if unknown.
-    p : float
-        p-value of the test of no difference, corrected for the family by `judged_as_family`.
-    error, df : float
-        Standard error of the mean, and its degrees of freedom, including those from moderation.
-    margin, p_same : float
-        Margin of equivalence, and the p-value of the two one-sided tests, corrected likewise. NaN
-        without a margin.
-    level : float
-        Level of the test and of the interval: 0.05, or 0.05 / m for m tests.
-    """
-
+    #: Ends of Student's interval, which is simultaneous after `judged_as_family`. NaN if unknown.
     low: float
     high: float
+    #: p-value of the test of no difference, corrected for the family by `judged_as_family`.
     p: float
+    #: Standard error of the mean, and its degrees of freedom, including those from moderation.
     error: float = math.nan
     df: float = math.nan
+    #: Margin of equivalence, and the p-value of the two one-sided tests, corrected likewise. NaN
+    #: without a margin.
     margin: float = math.nan
     p_same: float = math.nan
+    #: Level of the test and of the interval: 0.05, or 0.05 / m for m tests.
     level: float = LEVEL
 
     @property
@@ -131,25 +121,16 @@ def differences(
 ) -> dict[_Key, Difference]:
     """Return each method's mean difference in a metric, with variances moderated across methods.
 
-    Parameters
-    ----------
-    values : mapping
-        Method -> its paired differences from the reference method, the same for all methods.
-    margin : float or mapping
-        Margin of equivalence, in the unit of the values, or a margin for each method. NaN means no
-        test of equivalence.
-    floors : mapping, optional
-        Method -> `example_worth` of a difference. A smaller (moderated) standard deviation is
-        raised to it, because accuracies are multiples of one test example, so differences can be
-        equal, or zero, by rounding. This does not affect the variances of other methods.
+    ``values`` are each method's paired differences from the reference method, the same for all.
+    ``margin`` is the margin of equivalence in the unit of the values, or that of each method; NaN
+    means no test of equivalence. ``floors`` are the `example_worth` of each method's differences: a
+    smaller (moderated) standard deviation is raised to it, because accuracies are multiples of one
+    test example, so differences can be equal, or zero, by rounding. This does not affect the
+    variances of other methods.
 
-    Returns
-    -------
-    dict
-        Method -> difference. p-values and intervals are not corrected for multiple tests
-        (`judged_as_family` does this). If all paired differences are 0 and there is no floor, the
-        interval has width 0. If they all equal another value, the interval is NaN unless other
-        methods or a floor provide a variance.
+    p-values and intervals are not corrected for multiple tests (`judged_as_family` does this). If
+    all paired differences are 0 and there is no floor, the interval has width 0. If they all equal
+    another value, the interval is NaN unless other methods or a floor provide a variance.
     """
     alike = {
         key for key, pairs in values.items() if len(pairs) > 1 and np.abs(pairs).max() <= _SAME

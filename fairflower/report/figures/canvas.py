@@ -258,24 +258,23 @@ def save(
 
 
 def _saved(sketch: FigureDraft, folder: Path, prefix: str, pdf: bool) -> PageFigure:
-    path = folder / f"{prefix}{sketch.name}"
-    sketch.figure.savefig(path.with_name(path.name + ".png"), dpi=160, facecolor="white")
+    name = f"{prefix}{sketch.name}"
+    sketch.figure.savefig(folder / f"{name}.png", dpi=160, facecolor="white")
     sketch.figure.set_layout_engine("none")  # keep the layout: computing it takes half the time
     buffer = io.StringIO()
     untold = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     sketch.figure.savefig(buffer, format="svg", metadata=untold)
     text = buffer.getvalue()
     paper = '<rect width="100%" height="100%" fill="#ffffff"/>'
-    path.with_name(path.name + ".svg").write_text(
-        re.sub(r"(<svg\b[^>]*>)", rf"\1{paper}", text, count=1), encoding="utf-8"
-    )
-    printed = path.with_name(path.name + ".pdf")
+    printable = re.sub(r"(<svg\b[^>]*>)", rf"\1{paper}", text, count=1)
+    (folder / f"{name}.svg").write_text(printable, encoding="utf-8")
+    printed = folder / f"{name}.pdf"
     printed.unlink(missing_ok=True)
     if pdf:
         sketch.figure.savefig(printed, metadata={"CreationDate": None})
     wide = sketch.figure.get_figwidth() > HALF
-    inline = _inline(text, path.name, sketch.alt)
-    return PageFigure(path.name, sketch.title, sketch.caption, inline, wide, sketch.first)
+    inline = _inline(text, name, sketch.alt)
+    return PageFigure(name, sketch.title, sketch.caption, inline, wide, sketch.first)
 
 
 def _inline(svg: str, name: str, alt: str) -> str:

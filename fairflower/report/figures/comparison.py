@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fairflower.config.text import counted, unknown
+from fairflower.config.text import counted, grouped, unknown
 from fairflower.errors import ConfigError
 from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import DIFFERENCES
@@ -95,10 +95,7 @@ def _sketches(comparison: Comparison, contrasts: Sequence[Contrasts]) -> Iterato
 
 
 def _differences(comparison: Comparison, contrasts: Contrasts) -> Iterator[FigureDraft]:
-    """Draw the methods' differences from uniform weights (or FedAvg) with their intervals.
-
-    A difference that has too few pairs for a verdict is not drawn.
-    """
+    """Draw differences from uniform weights (or FedAvg) that have enough pairs for a verdict."""
     by_method = {
         name: {heading: one for heading, one in of.items() if one.n >= MIN_PAIRS}
         for name, of in contrasts.against_baselines.items()
@@ -245,10 +242,12 @@ def _clients(comparison: Comparison, methods: Sequence[Method], styles: LineStyl
     sheet, panel, places = _by_domain(comparison, methods, canvas.HALF)
     for method, centers in zip(methods, places, strict=True):
         style = styles[method.name]
-        values: dict[tuple[str, int], list[float]] = {}
-        for run in (run for run in method.runs if run.by_client.rounds.size):
-            for client, value in zip(run.clients, run.by_client.final(), strict=True):
-                values.setdefault((client.domain, client.client_id), []).append(value)
+        values = grouped(
+            ((client.domain, client.client_id), value)
+            for run in method.runs
+            if run.by_client.rounds.size
+            for client, value in zip(run.clients, run.by_client.final(), strict=True)
+        )
         panel.scatter(
             [centers[comparison.domains.index(domain)] for domain, _ in values],
             [np.mean(comparison.score.shown(np.array(of))) for of in values.values()],
