@@ -98,10 +98,6 @@ class Measure:
     #: Adjectives for a better and for a worse method.
     words: tuple[str, str] = ("fairer", "less fair")
 
-    def __getitem__(self, title: str) -> Metric:
-        """Return the metric with this title."""
-        return next(metric for metric in self.metrics if metric.title == title)
-
 
 def measures(comparison: Comparison) -> list[Measure]:
     """Return a comparison's measures: fairness over domains, then measures that runs recorded."""
@@ -112,10 +108,11 @@ def measures(comparison: Comparison) -> list[Measure]:
             found.append(_by_domain(comparison, score, scored))
     found += [
         _over_domains(comparison, *of_user)
-        for of_user in comparison.scores(lambda run: run.user_scores)
+        for of_user in comparison.methods_by_score(lambda run: run.user_scores)
     ]
     for attribute, methods in comparison.attributes():
-        found += [_between_groups(attribute, methods, place) for place in (0, 1)]
+        between = [_between_groups(attribute, methods, place) for place in (0, 1)]
+        found += [measure for measure in between if measure.metrics]  # or all are undefined
     typed = comparison.typed()
     return [*found, _over_clients(comparison.score, typed)] if typed else found
 
@@ -176,7 +173,7 @@ def _by_domain(comparison: Comparison, score: Score, methods: Sequence[Method]) 
 
 
 def _between_groups(attribute: str, methods: Sequence[Method], place: int) -> Measure:
-    """Return the measure of differences between groups at a ``place``, if they are defined."""
+    """Return the measure of the differences between groups that are defined at a ``place``."""
     where, whose = (", worst client", "worst client's ") if place else ("", "")
     metrics = [
         Metric(
@@ -187,7 +184,7 @@ def _between_groups(attribute: str, methods: Sequence[Method], place: int) -> Me
         if all(np.isfinite(value(run)) for method in methods for run in method.runs)
     ]
     name = f"fairness between groups by {attribute}{where}"
-    return Measure(name, metrics, methods if metrics else ())
+    return Measure(name, metrics, methods)
 
 
 def _over_clients(score: Score, methods: Sequence[Method]) -> Measure:
@@ -368,9 +365,7 @@ class Contrasts:
     measure: Measure
     #: Method -> title of a baseline -> contrast.
     against_baselines: Mapping[str, Mapping[str, Contrast]]
-    #: The same contrasts, grouped by strategy over all kinds of local training.
-    by_strategy: Sequence[ContrastGroup]
-    #: Title of an additional comparison (`FURTHER`) -> its groups.
+    #: Title of an additional comparison (`BY_STRATEGY`, `FURTHER`) -> its groups.
     further: Mapping[str, Sequence[ContrastGroup]]
 
 
@@ -389,14 +384,10 @@ def contrasts_of(comparison: Comparison) -> list[Contrasts]:
                 for strategy, method in row.items():
                     for name, contrast in against.get(method.name, {}).items():
                         by_strategy.setdefault((strategy, name), {})[client] = contrast
-        contrasts.append(
-            Contrasts(
-                measure,
-                against,
-                [ContrastGroup(*names, found) for names, found in by_strategy.items()],
-                {t: judged_groups(yielded, comparison, measure) for t, yielded in FURTHER.items()},
-            )
-        )
+        further = {BY_STRATEGY: [ContrastGroup(*of, found) for of, found in by_strategy.items()]}
+        for title, compared in FURTHER.items():
+            further[title] = judged_groups(compared, comparison, measure)
+        contrasts.append(Contrasts(measure, against, further))
     return contrasts
 
 
@@ -511,6 +502,9 @@ def against_first_values(comparison: Comparison) -> Iterator[Compared]:
         yield sweep.key, base.name, {method.name: (method, base) for method in methods}
 
 
+#: Title of the same contrasts as against the baselines, by strategy over all local training.
+BY_STRATEGY = "Strategies by local training"
+
 PLAIN_TITLE = "Variants of local training compared with plain local training"
 
 #: Title -> additional comparison, besides the one with the baselines.
@@ -567,12 +561,12 @@ def verdicts(
         found[f"Against the baselines, {one.measure.name}"] = [
             verdict_on(name, against) for name, against in one.against_baselines.items() if against
         ]
-    for title in ("Strategies by local training", *FURTHER):
+    for title in fair.further:
         # A grid has too many methods for one sentence per method.
-        write = _of_each if title in FURTHER and title != PLAIN_TITLE else _of_group
+        write = _of_group if title in (BY_STRATEGY, PLAIN_TITLE) else _of_each
         for one in contrasts:
-            groups = one.further.get(title, one.by_strategy)
-            found[f"{title}, {one.measure.name}"] = [v for group in groups for v in write(group)]
+            said = [verdict for group in one.further[title] for verdict in write(group)]
+            found[f"{title}, {one.measure.name}"] = said
     return {title: with_few_summed_up(said) for title, said in found.items() if said}
 
 

@@ -304,7 +304,9 @@ class Comparison:
         """Return the methods whose runs all fulfill a condition."""
         return [method for method in self.methods if all(map(condition, method.runs))]
 
-    def scores(self, of: Callable[[Run], Iterable[Score]]) -> Iterator[tuple[Score, list[Method]]]:
+    def methods_by_score(
+        self, of: Callable[[Run], Iterable[Score]]
+    ) -> Iterator[tuple[Score, list[Method]]]:
         """Yield each score that ``of`` returns for a run, and the methods that have it."""
         scores = {score.name: score for run in self.kept_runs for score in of(run)}
         for name, score in scores.items():
@@ -467,18 +469,18 @@ def _groups(runs: Iterable[Run]) -> list[tuple[str, _Settings, list[Run]]]:
     whole = bool(_own_federations(runs))
     groups: dict[tuple[str, _Settings], list[Run]] = {}
     for (label, settings), members in alike.items():
-        drawn = _own_federations(members)
-        if not drawn and whole and all(run.federation == run.seed for run in members):
-            drawn = members
-        several = set(map(id, drawn))
+        own = _own_federations(members)
+        if not own and whole and all(run.federation == run.seed for run in members):
+            own = members
+        several = set(map(id, own))
         for run in members:
             here = settings if id(run) in several else identity[id(run)]
             groups.setdefault((label, here), []).append(run)
     named = []
     for (label, settings), members in groups.items():
         namesakes = [other for name, other in groups if name == label]
-        own = sorted(settings - frozenset.intersection(*namesakes))
-        detail = f" ({', '.join(f'{key}={value}' for key, value in own)})" if own else ""
+        apart = sorted(settings - frozenset.intersection(*namesakes))
+        detail = f" ({', '.join(f'{key}={value}' for key, value in apart)})" if apart else ""
         named.append((label + detail, settings, members))
     return named
 

@@ -625,11 +625,11 @@ def _checked_history(
             row = row._replace(value=math.nan)
         bounded = score is primary and math.isfinite(score.high)
         unmeasured = math.isnan(row.value) and (not bounded or row.level == of_clients)
-        allowed = Range(score.low, score.high)
-        if not (unmeasured or (math.isfinite(row.value) and row.value in allowed)):
+        within = math.isfinite(row.value) and score.low <= row.value <= score.high
+        if not (unmeasured or within):
             raise RunFolderError(
                 f"{source}, line {line}: {row.metric} {row.value} of {row.level} "
-                f"{quoted(row.name)[1:-1]}; expected {allowed}."
+                f"{quoted(row.name)[1:-1]}; expected {Range(score.low, score.high)}."
             )
         history.put(row)
     return history

@@ -125,7 +125,9 @@ def _spelled(comparison: Comparison, score: Score) -> str:
 
 def further_tables(comparison: Comparison) -> Iterator[Table]:
     """Yield a table for each other score of a task; `quality_table` is that of classes."""
-    for score, methods in comparison.scores(lambda run: () if comparison.classes else run.further):
+    for score, methods in comparison.methods_by_score(
+        lambda run: () if comparison.classes else run.further
+    ):
         shown = legible(score, [run for method in methods for run in method.runs])
         _, worst = average_and_worst(score.better)
         yield metric_table(
@@ -250,14 +252,14 @@ def user_tables(comparison: Comparison) -> list[Table]:
             columns(comparison, score),
             comparison.groups(methods),
         )
-        for score, methods in comparison.scores(lambda run: run.user_scores)
+        for score, methods in comparison.methods_by_score(lambda run: run.user_scores)
         for _, worst in [average_and_worst(score.better)]
     ]
 
 
 def product_table(comparison: Comparison) -> Table:
     """Return FedHEAL's Table 2: strategies grouped by local training."""
-    largest, *_ = [*client_strategy_grids(comparison), {}]
+    largest = next(iter(client_strategy_grids(comparison)), {})
     return metric_table(
         f"Local training and aggregation, {comparison.span()}",
         f"The {comparison.score.title} table, grouped by local training. Bold: best strategy of a "
@@ -443,7 +445,7 @@ def group_tables(comparison: Comparison) -> Iterator[Table]:
 
 
 def participation_table(comparison: Comparison) -> Table:
-    """Return how often a domain's clients were merged, and its score, if not all always were."""
+    """Return `participation` and the primary score, of methods that did not merge all clients."""
     rounds = Score("rounds", 0)
     shown = replace(comparison.score, better=0)  # and not compared
     return metric_table(
@@ -461,7 +463,7 @@ def participation_table(comparison: Comparison) -> Table:
 
 
 def participation(run: Run) -> list[float]:
-    """Return each domain's fraction of merged clients over rounds; empty if all, or if unknown."""
+    """Return in which fraction of rounds a domain's clients were merged; empty if 1 or unknown."""
     if run.summarized:
         return list(run.info.get("participation", ()))
     if run.config.get("strategy.name") == "pooled":  # one client trains on all examples
@@ -494,14 +496,13 @@ def model_table(comparison: Comparison) -> Table:
 
 def difference_tables(comparison: Comparison, contrasts: Sequence[Contrasts]) -> Iterator[Table]:
     """Yield the tables of differences from the baselines, and of other contrasts, by measure."""
-    shown = [one for one in contrasts if one.measure.metrics]  # or all are undefined
-    for one in shown:
+    for one in contrasts:
         against = one.against_baselines
         names = [
             name for name in BASELINES.values() if any(name in row for row in against.values())
         ]
         judged = [method for method in one.measure.methods if not method.reference]
-        kind = "" if one is shown[0] else f", {one.measure.name}"
+        kind = "" if one is contrasts[0] else f", {one.measure.name}"
         yield difference_table(
             f"Difference from the baselines{kind}, {comparison.span()}",
             one.measure,
@@ -512,7 +513,7 @@ def difference_tables(comparison: Comparison, contrasts: Sequence[Contrasts]) ->
             ],
         )
     for title in FURTHER:
-        for one in shown:
+        for one in contrasts:
             yield difference_table(
                 f"{title}, {one.measure.name}, {comparison.span()}",
                 one.measure,

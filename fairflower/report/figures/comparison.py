@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import DIFFERENCES
 from fairflower.numerics.metrics import AVG, Summary, over_domains
 from fairflower.numerics.scores import ACCURACY
-from fairflower.report.cells import capitalized, format_number
-from fairflower.report.contrasts import Contrasts, contrasts_of, fairness, signed
+from fairflower.report.cells import capitalized, column, format_number
+from fairflower.report.contrasts import Contrasts, contrasts_of, over, signed
 from fairflower.report.figures import canvas, diagnostics, examples
 from fairflower.report.figures.canvas import FigureDraft, LineStyles, PageFigure
 from fairflower.report.gains import cross_tested, elsewhere
@@ -32,9 +33,10 @@ from fairflower.report.methods import (
     several_runs,
     sweeps,
 )
-from fairflower.report.reading import Run
+from fairflower.report.reading import CLUSTER_SCORES, Run
+from fairflower.report.tables import columns
 from fairflower.report.tuning import Tuned, shown_rows
-from fairflower.statistics import MIN_PAIRS
+from fairflower.statistics import MIN_PAIRS, MeanStd
 
 _ZOOM = "Right: the second half of the rounds, enlarged."
 
@@ -198,12 +200,10 @@ def _bars(comparison: Comparison, styles: LineStyles, width: float) -> FigureDra
     methods, score, span = comparison.methods, comparison.score, comparison.span()
     sheet, panel, places = _by_domain(comparison, methods, width)
     thick = 0.8 / len(methods)
+    of_domains = columns(comparison)[: len(comparison.domains)]
     alt_parts = []
     for method, centers in zip(methods, places, strict=True):
-        estimates = [
-            method.over_seeds(lambda run, d=d: score.shown(float(run.final()[d])))  # type: ignore[misc]
-            for d in range(len(comparison.domains))
-        ]
+        estimates = [domain.estimate(method) for domain in of_domains]
         means = [estimate.mean for estimate in estimates]
         panel.bar(
             centers,
@@ -296,8 +296,8 @@ def sketches_of_products(comparison: Comparison) -> Iterator[FigureDraft]:
 
     The latter has one panel per client, with one line per strategy (FedHEAL's Fig. 7).
     """
-    grid, *_ = [*client_strategy_grids(comparison), {}]
-    if not grid:
+    grid = next(iter(client_strategy_grids(comparison)), None)
+    if grid is None:
         return
     strategies = list(dict.fromkeys(strategy for row in grid.values() for strategy in row))
     if any(method.fully_tested() for row in grid.values() for method in row.values()):
@@ -328,13 +328,12 @@ def _heat_maps(comparison: Comparison, grid: Grid, columns: list[str]) -> Figure
     alt_parts = []
     _, worst, spread, _ = over_domains(comparison.score)
     for panel, summary in zip(axes[0], (spread, worst), strict=True):
-        figure = fairness(comparison)[summary.title]
-        less = figure.better < 0
+        estimate, less = over(summary, comparison), summary.better < 0
         values = np.full((len(grid), len(columns)), np.nan)
         for r, row in enumerate(grid.values()):
             for strategy, method in row.items():
                 if method.fully_tested():
-                    values[r, columns.index(strategy)] = method.over_seeds(figure.value).mean
+                    values[r, columns.index(strategy)] = estimate(method).mean
         if not np.isfinite(values).any():
             panel.set_visible(False)
             continue
@@ -401,27 +400,23 @@ def sketches_of_own_models(comparison: Comparison) -> Iterator[FigureDraft]:
 def sketches_of_sweeps(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft]:
     """Yield a figure per sweep: average, worst domain and spread against the argument's value."""
     for number, sweep in enumerate(sweeps(comparison), start=1):
-        fair = fairness(comparison)
         average, worst, spread, _ = over_domains(comparison.score)
-        figures = [(row.axis, fair[row.title].value) for row in (average, worst, spread)]
+        metrics = {row.axis: over(row, comparison) for row in (average, worst, spread)}
         methods = [*sweep.methods, *sweep.others.values()]
         if all(run.clusters for method in methods for run in method.runs):
-            figures.append(
-                (
-                    "clustering accuracy, %",
-                    lambda run: ACCURACY.shown(run.final_clusters("accuracy")),
-                )
-            )
-        sheet, axes = canvas.panels(1, len(figures), canvas.FULL, 3.4)
-        for panel, (label, figure) in zip(axes[0], figures, strict=True):
-            _draw_sweep_panel(panel, comparison, sweep, figure, styles)
+            score = CLUSTER_SCORES["accuracy"]
+            of_clusters = column(score.title, partial(Run.final_clusters, name="accuracy"), score)
+            metrics[score.axis] = of_clusters.estimate
+        sheet, axes = canvas.panels(1, len(metrics), canvas.FULL, 3.4)
+        for panel, (label, estimate) in zip(axes[0], metrics.items(), strict=True):
+            _draw_sweep_panel(panel, comparison, sweep, estimate, styles)
             panel.set_ylabel(label)
         canvas.legend(sheet, axes[0, 0])
         several = several_runs(sweep.methods)
         bars = f"; bars: ± sample standard deviation over {comparison.replicates}" * several
         name = sweep.methods[0].strategy
-        least = fair[worst.title]
-        best = max(sweep.methods, key=lambda m: worst.better * m.over_seeds(least.value).mean)
+        least = metrics[worst.axis]
+        best = max(sweep.methods, key=lambda method: worst.better * least(method).mean)
         place = "highest" if worst.better > 0 else "lowest"
         yield FigureDraft(
             f"sweep-{sweep.key.replace('.', '-')}{f'-{number}' if number > 1 else ''}",
@@ -437,12 +432,12 @@ def _draw_sweep_panel(
     panel: Axes,
     comparison: Comparison,
     sweep: Sweep,
-    figure: Callable[[Run], float],
+    estimate: Callable[[Method], MeanStd],
     styles: LineStyles,
 ) -> None:
     """Draw a metric against the argument's value, with lines for other values and baselines."""
     leaf = sweep.key.partition(".")[2]
-    estimates = [method.over_seeds(figure) for method in sweep.methods]
+    estimates = [*map(estimate, sweep.methods)]
     panel.errorbar(
         sweep.values,
         [e.mean for e in estimates],
@@ -464,7 +459,7 @@ def _draw_sweep_panel(
             dash = "--" if name == "fedavg" else (0, (1.5, 2.5))
             levels.append((baseline, styles[baseline.name].color, dash, baseline.name))
     for method, color, dash, label in levels:
-        mean = method.over_seeds(figure).mean
+        mean = estimate(method).mean
         panel.axhline(mean, color=color, linestyle=dash, linewidth=1.4, label=label)
     if np.all(sweep.values % 1 == 0):
         panel.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
