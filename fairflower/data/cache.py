@@ -54,7 +54,7 @@ from fairflower.data.federation import (
 from fairflower.data.files import Remarks, noted
 from fairflower.data.files import logger as data_logger
 from fairflower.data.images import corrupt, corruption_text, nearest, to_chw
-from fairflower.data.partition import ClientGroup
+from fairflower.data.partition import ClientGroup, Units
 from fairflower.data.rows import (
     SPLITS,
     Rows,
@@ -234,8 +234,8 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
             f"data.held-out = {config.held_out!r} is also the name of a group of clients. Rename "
             "this domain."
         )
-    ones = {d: np.ones(len(y), np.int64) for d, y in labels["test"].items()}
-    unseen_rows = test_rows(config, unseen, ones)
+    examples_of = {d: Units.single(y) for d, y in labels["test"].items()}
+    unseen_rows = test_rows(config, unseen, examples_of)
     divided = {**rows, "test": rows["test"] | unseen_rows}
     data_set.learn_encoding(_trained(groups, rows["train"]), site)
     examples = {s: _examples(data_set, [*groups, *unseen], divided[s], SPLITS[s]) for s in divided}

@@ -412,7 +412,8 @@ class ImageTable(ClassFolders):
     def is_test(self, labels: Ints) -> npt.NDArray[np.bool_]:
         """Return a mask of a random fifth of every class, rounded up, bool [N]."""
         rng = np.random.default_rng(derive_seed(0, self.title, "test"))
-        return ~stratified_mask(labels, lambda count: 4 * count // 5, rng)
+        kinds, counts = np.unique(labels, return_counts=True)
+        return ~stratified_mask(labels, kinds, 4 * counts // 5, rng)
 
     def fingerprint(self) -> Any:
         """Return the stamp of the table, and the modification time of the image folder."""
