@@ -137,10 +137,10 @@ def common_kind(name: str, kinds: Mapping[str, Kind]) -> Kind:
     if "ignored" in held and "category" in held:
         held = {"ignored"}
     if len(held) > 1:
-        raise refused(
+        raise DataError(
             f"The column {name!r} has different kinds: {listed_kinds(kinds)}. Use the same coding "
             "at all, or declare its kind in a schema (fairflower data schema).",
-            "a column has different kinds at the domains",
+            public="a column has different kinds at the domains",
         )
     return held.pop() if held else "ignored"
 
@@ -152,13 +152,13 @@ def listed_kinds(kinds: Mapping[str, Kind]) -> str:
 
 def without_day(name: str) -> DataError:
     """Return the error for a column of dates without the day since which days are counted."""
-    return refused(
+    return DataError(
         f"The column {name!r} has dates. Drop it (data.drop), or say in a schema since which day "
         "days are counted (fairflower data schema).",
-        "a column has dates",
+        public="a column has dates",
     )
 
 
-def refused(text: str, public: str = "") -> DataError:
-    """Return the error for a table; a site sends only its ``public`` part."""
-    return DataError(text, public=public or "a table cannot be read")
+def refused(where: object, problem: str) -> DataError:
+    """Return the error for a problem in a file, domain or column, of which a site tells no name."""
+    return DataError(f"{where}: {problem}", public=f"a table: {problem}")

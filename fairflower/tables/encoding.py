@@ -29,7 +29,6 @@ from fairflower.tables.columns import (
     column_of,
     common_kind,
     listed_kinds,
-    refused,
     without_day,
 )
 
@@ -304,7 +303,8 @@ def undeclared(places: Mapping[str, Sums], refuse: bool = True) -> list[str]:
             most += [said[-1]] * (count > own.known / 2)
     if most and refuse:
         fault = "most rows have an undeclared level of a column"
-        raise refused(" ".join(most), f"the table does not follow the schema: {fault}")
+        public = f"the table does not follow the schema: {fault}"
+        raise DataError(" ".join(most), public=public)
     return said
 
 

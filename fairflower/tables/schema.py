@@ -38,6 +38,8 @@ FILE = "schema.toml"
 #: Rows from which on a column of different values counts as an identifier.
 _MANY = 20
 
+_CORRECT = "Correct them, or set kind, or missing for marks of missing cells, in a schema."
+
 _DATES = {
     "%Y-%m-%d": r"\d{4}-\d{2}-\d{2}(?:[ T].*)?",
     "%d.%m.%Y": r"\d{1,2}\.\d{1,2}\.\d{4}",
@@ -114,9 +116,8 @@ def parse(where: object, frame: pd.DataFrame, columns: Iterable[Column], decimal
             x[:, k] = numbers_of(bare[name][0], marks.get(name, decimal or "."))
             columns[k] = replace(column, unit=bare[name][1] or column.unit)
         if wrong := int((np.isnan(x[:, k]) & (known != "").to_numpy()).sum()):
-            text = f"{wrong} of {len(known)} cells are no {column.kind}s"
-            remedy = "Correct them, or set kind, or missing for marks of missing cells, in a schema"
-            raise refused(f"{where}: {name}: {text}. {remedy}.", f"a column: {text}. {remedy}.")
+            text = f"{wrong} of {len(known)} cells are no {column.kind}s. {_CORRECT}"
+            raise refused(f"{where}: {name}", text)
         x[:, k] = _clipped(where, x[:, k], column)
     return Raw(tuple(columns), x, levels)
 
@@ -140,9 +141,10 @@ def _clipped(where: object, x: npt.NDArray[np.float64], column: Column) -> npt.N
     if column.kind == "number" and (outside := int(((x < low) | (x > high)).sum())):
         known = int(np.isfinite(x).sum())
         if outside > max(known / 2, RARE):
-            text = f"{outside} of {known} numbers are outside of the schema's range"
-            remedy = f"Correct them, or the range; the unit is {column.unit or 'not said'}"
-            raise refused(f"{where}: {column.name}: {text}. {remedy}.", f"a column: {text}.")
+            text = f"{outside} of {known} numbers are outside of the schema's range."
+            remedy = f"Correct them, or the range; the unit is {column.unit or 'not said'}."
+            full = f"{where}: {column.name}: {text} {remedy}"
+            raise DataError(full, public=f"a table: {text}")
         text = "%s: %s: %s outside of the schema's range, and clipped to it."
         logger.warning(text, where, column.name, counted(outside, "number", "is", "are"))
         return np.clip(x, low, high)
@@ -164,7 +166,7 @@ def _days(where: object, cells: pd.Series, column: Column) -> tuple[npt.NDArray[
         return np.full(len(cells), np.nan), ""
     if any(not other.equals(dates[written]) for other in fits.values()):
         text = "days and months may be exchanged. Set format in the schema, as %d/%m/%Y."
-        raise refused(f"{where}: {column.name}: {text}", f"a column: {text}")
+        raise refused(f"{where}: {column.name}", text)
     days = (dates[written] - pd.Timestamp(column.since)) / pd.Timedelta(days=1)
     return np.asarray(days, np.float64), written
 
@@ -193,14 +195,10 @@ def kind_of(where: str, cells: pd.Series) -> Kind:
         ~(is_number(counts.index.to_series(), ".") | is_number(counts.index.to_series(), ","))
     ]
     if text.sum() <= len(known) / 2 and (text.min() < RARE or len(counts) > _MANY):
-        found = f"{text.sum()} of {len(known)} cells are no numbers, and the others are"
-        remedy = "Correct them, or set kind, or missing for marks of missing cells, in a schema"
-        second = (
-            " Is the first row a second header?"
-            if text.sum() == 1 == (known.iloc[0] in text)
-            else ""
-        )
-        raise refused(f"{where}: {found}.{second} {remedy}.", f"a column: {found}. {remedy}.")
+        found = f"{text.sum()} of {len(known)} cells are no numbers, and the others are."
+        if text.sum() == 1 and known.iloc[0] in text:
+            found += " Is the first row a second header?"
+        raise refused(where, f"{found} {_CORRECT}")
     if len(counts) > MAX_GROUPS or (len(known) >= _MANY and len(counts) >= len(known) / 2):
         return "ignored"
     return "category"

@@ -48,18 +48,6 @@ class SiteTable:
     declared: str = ""
     patients: int = 0
 
-    @classmethod
-    def of(
-        cls, sums: Sums, columns: Sequence[Column], rows: int, targets: Sums, *rest: Any
-    ) -> SiteTable:
-        """Return the table of a site; it has no ``sums`` of some of the columns that it has."""
-        others = {
-            c.name: ColumnSums(c, missing=rows if c.kind == "" else 0)
-            for c in columns
-            if c.name not in sums
-        }
-        return cls({**sums, **others}, targets, *rest)
-
     def to_json(self) -> str:
         """Return the table as text, which `from_json` reads."""
         sums, targets = sums_to_json(self.sums), sums_to_json(self.targets)

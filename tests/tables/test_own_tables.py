@@ -88,7 +88,7 @@ def test_no_patient_is_on_two_sides(rows: list[tuple[int, bool]]) -> None:
     frame = pd.DataFrame({"who": [f"p{k}" for k, _ in rows], "y": [str(y) for _, y in rows]})
     made = TableFolder.__new__(TableFolder)
     made.config, made.task = DataConfig(name="table", target="y", patient="who"), "classification"
-    test = made._tested("here", frame)
+    test = made._tested("here", frame, frame.y.to_numpy())
     sides = {side: set(frame.who[test == side]) for side in (True, False)}
     assert not sides[True] & sides[False]
     firsts = frame.drop_duplicates("who")
