@@ -32,7 +32,6 @@ from fairflower.data.data_set import (
     attributes_of,
     check_classes,
     check_comparable,
-    check_learnable,
     check_smallest,
     check_used,
     groups_of,
@@ -95,22 +94,16 @@ def prepare(
     ``ConfigError`` if no data set has this name.
     """
     with noted() as remarks:
-        return _prepared(config, site, least, encoding, remarks)
-
-
-def _prepared(
-    config: DataConfig, site: bool, least: int, encoding: str, remarks: Remarks
-) -> Federation:
-    data_set = make_data_set(config)
-    data_set.given = encoding
-    with DataSpec.read(config.name).naming_failures():
-        digest = _hash(data_set, site, least)
-        folder = home() / "cache" / "data" / f"{file_name(config.name)}-{digest}"
-        if not (folder / META).is_file():
-            logger.info("Preparing %s in %s", config.name, folder)
-            _build(data_set, folder, site, least, remarks)
-            release_memory()
-    return _open(folder, config.augment)
+        data_set = make_data_set(config)
+        data_set.given = encoding
+        with DataSpec.read(config.name).naming_failures():
+            digest = _hash(data_set, site, least)
+            folder = home() / "cache" / "data" / f"{file_name(config.name)}-{digest}"
+            if not (folder / META).is_file():
+                logger.info("Preparing %s in %s", config.name, folder)
+                _build(data_set, folder, site, least, remarks)
+                release_memory()
+        return _open(folder, config.augment)
 
 
 def shared_examples(a: DataConfig, b: DataConfig) -> dict[str, float]:
@@ -309,8 +302,10 @@ def _num_outputs(
         if task.classes:
             check_classes(config.name, count)
             _warn_of_classes(data_set, count, np.unique(trained), np.unique(tested))
-        else:
-            check_learnable(config.name, trained, task)
+        elif problem := task.pointless(trained):
+            raise DataError(
+                f"{config.name}: found {problem}. Correct the targets, or add examples."
+            )
         check_comparable(config.name, config.groups, data_set.group_names, count, task)
     return count
 

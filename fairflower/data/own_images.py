@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fairflower.arguments import Range
 from fairflower.config import DataConfig
 from fairflower.data import files
-from fairflower.data.federation import Ints, Pixels
+from fairflower.data.federation import Ints
 from fairflower.data.folders import (
     EXTENSIONS,
     ClassFolders,
@@ -416,10 +416,16 @@ class MaskFolder(OwnImages):
         found = f"{table.path}: {len(paths)} masks of {side}x{side} pixels take"
         files.check_memory(found, len(paths) * side**2, "Lower data.image-size.")
         labels, values = np.empty((len(paths), side, side), np.uint8), np.empty(0, np.int64)
+        most = (self.num_classes or UNKNOWN) - 1
         for k, path in enumerate(paths):
-            mask = self._mask(path)
+            mask = read_mask(path)
+            if (wrong := mask[((mask < 0) | (mask > most)) & (mask != UNKNOWN)]).size:
+                raise DataError(
+                    f"{path}: found the value {wrong[0]}; expected class numbers from 0 to {most},"
+                    f" or {UNKNOWN} for unknown."
+                )
             values = np.union1d(values, mask)
-            labels[k] = nearest(mask[None], (side, side))[0]
+            labels[k] = nearest(mask[None], (side, side))[0]  # fits uint8
             self._sizes[path] = mask.shape
         self._held[domain] = values
         return labels
@@ -434,13 +440,3 @@ class MaskFolder(OwnImages):
                 f"{picture.width}x{picture.height}, as its image {table.columns['file'][row]}."
             )
         return picture
-
-    def _mask(self, path: Path) -> Pixels:
-        """Return a mask, uint8 [H, W]; raise ``DataError`` if a value is no class number."""
-        mask, most = read_mask(path), (self.num_classes or UNKNOWN) - 1
-        if (wrong := mask[((mask < 0) | (mask > most)) & (mask != UNKNOWN)]).size:
-            raise DataError(
-                f"{path}: found the value {wrong[0]}; expected class numbers from 0 to {most}, or "
-                f"{UNKNOWN} for unknown."
-            )
-        return mask.astype(np.uint8)

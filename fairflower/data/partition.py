@@ -543,6 +543,6 @@ def cover_every_class(
     return order
 
 
-def split_rng(seed: int, domain: str, split: str) -> np.random.Generator:
-    """Return the random generator for a split of a domain."""
-    return np.random.default_rng([seed, *f"{domain}/{split}".encode()])
+def split_rng(seed: int, *purpose: str) -> np.random.Generator:
+    """Return the random generator for a purpose, such as a domain and a split of it."""
+    return np.random.default_rng([seed, *"/".join(purpose).encode()])

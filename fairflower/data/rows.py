@@ -306,7 +306,10 @@ def draw_anew(data_set: DataSet) -> None:
                     f"{setting} = {name!r}: {domain!r} has only one, so there is nothing to draw. "
                     "Remove the setting."
                 )
-            test = _by_unit(units, len(tested), rng)
+            _, unit, sizes = np.unique(units, return_inverse=True, return_counts=True)
+            order = rng.permutation(len(sizes))
+            ends = np.cumsum(sizes[order])[:-1]  # one unit is left to train on
+            test = np.isin(unit, order[: 1 + np.abs(ends - len(tested)).argmin()])
         return len(trained), {"train": np.flatnonzero(~test), "test": np.flatnonzero(test)}
 
     def places(domain: str, split: str, rows: Ints) -> Ints:
@@ -366,13 +369,3 @@ def _of_units(
             count = sum(map(len, clients))
             raise too_few_examples_error(name, count, what, len(clients), remedy)
     return {g.name: [of[g.domain].rows(own) for own in rows[g.name]] for g in groups}
-
-
-def _by_unit(
-    units: npt.NDArray[np.str_], count: int, rng: np.random.Generator
-) -> npt.NDArray[np.bool_]:
-    """Return a mask, bool [N], of random units that have about ``count`` examples together."""
-    _, unit, sizes = np.unique(units, return_inverse=True, return_counts=True)
-    order = rng.permutation(len(sizes))
-    nearest = np.abs(np.cumsum(sizes[order])[:-1] - count).argmin()  # one unit is left to train on
-    return np.isin(unit, order[: 1 + nearest])

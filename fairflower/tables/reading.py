@@ -11,7 +11,6 @@ import io
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +72,13 @@ def read_table(path: Path, given: Format) -> pd.DataFrame:
     if unnamed := header.count(""):
         files.logger.warning("%s: %d columns without a name are ignored.", path, unnamed)
     named = {name: column for name, column in zip(header, columns, strict=True) if name}
-    frame = pd.DataFrame({name: _stripped(cells) for name, cells in named.items()}, dtype=object)
+    cells_of = {
+        name: ["" if (text := sys.intern(cell.strip())) in MISSING else text for cell in cells]
+        for name, cells in named.items()
+    }
+    frame = pd.DataFrame(cells_of, dtype=object)
     frame.attrs |= {"gaps": gaps, "read": f"{about}, {counted(len(header), 'column')}"}
     return frame
-
-
-def _stripped(cells: Iterable[str]) -> list[str]:
-    return ["" if (text := sys.intern(cell.strip())) in MISSING else text for cell in cells]
 
 
 def _of_text(path: Path, given: Format) -> tuple[list[str], list[list[str]], str, list[int]]:

@@ -187,7 +187,9 @@ def kind_of(where: str, cells: pd.Series) -> Kind:
         return ""
     for mark in ".,":
         if is_number(bare, mark).all():
-            return "ignored" if _numbers_rows(numbers_of(bare, mark)) else "number"
+            x = numbers_of(bare, mark)
+            counting = (np.diff(x) > 0).all() and (x % 1 == 0).all() and np.ptp(x) < 2 * len(x)
+            return "ignored" if len(x) >= _MANY and counting else "number"  # numbers of rows
     if _formats(known):
         return "date"
     counts = known.value_counts()
@@ -202,14 +204,6 @@ def kind_of(where: str, cells: pd.Series) -> Kind:
     if len(counts) > MAX_GROUPS or (len(known) >= _MANY and len(counts) >= len(known) / 2):
         return "ignored"
     return "category"
-
-
-def _numbers_rows(x: npt.NDArray[np.float64]) -> bool:
-    """Return whether numbers count the rows of a file, perhaps with gaps."""
-    steps = np.diff(x)
-    return bool(
-        len(x) >= _MANY and (steps > 0).all() and (x % 1 == 0).all() and np.ptp(x) < 2 * len(x)
-    )
 
 
 def proposed(frames: Mapping[str, pd.DataFrame], targets: Collection[str]) -> str:
