@@ -227,8 +227,10 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
             f"data.held-out = {config.held_out!r} is also the name of a group of clients. Rename "
             "this domain."
         )
-    examples_of = {d: Units.single(y) for d, y in labels["test"].items()}
-    unseen_rows = test_rows(config, unseen, examples_of)
+    unseen_rows = {
+        group.name: test_rows(config, group, Units.single(labels["test"][group.domain]))
+        for group in unseen
+    }
     divided = {**rows, "test": rows["test"] | unseen_rows}
     data_set.learn_encoding(_trained(groups, rows["train"]), site)
     examples = {s: _examples(data_set, [*groups, *unseen], divided[s], SPLITS[s]) for s in divided}

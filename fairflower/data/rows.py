@@ -69,23 +69,26 @@ def divided_rows(
     if config.patient and data_set.every_class:
         found = f"data.patient: {config.name} gives every class to each client"
         raise DataError(f"{found}, which whole patients cannot do. Remove the setting.")
-    trained, tested = units["train"], units["test"]
-    groups = client_groups(data_set, trained)
-    train, test = train_rows(data_set, groups, trained), test_rows(config, groups, tested)
-    skewed = bool(config.dirichlet_alpha or groups[0].trained_on)
-    if skewed:
-        test = _like_training(groups, train, test, trained, tested)
-    rows = {"train": train, "test": test}
-    if count := config.validation_examples:
-        unused = set_aside(groups, train, count, config.seed, trained)
-        if skewed:
-            unused = _like_training(groups, train, unused, trained, trained)
-        rows = {"train": train, "validation": unused, "test": test}
-    elif share := config.validation_fraction:
-        labels = {group.name: trained[group.domain].labels for group in groups}
+    groups = client_groups(data_set, units["train"])
+    rows: dict[str, Rows] = {"train": {}, "validation": {}, "test": {}}
+    for group in groups:
+        trained, tested = (units[split][group.domain] for split in ("train", "test"))
+        train, test = train_rows(data_set, group, trained), test_rows(config, group, tested)
+        skewed = config.dirichlet_alpha or group.trained_on
+        if skewed and not group.tested_on:
+            test = _like_training(train, trained, test, tested)
+        rows["train"][group.name], rows["test"][group.name] = train, test
+        if config.validation_examples:
+            unused = set_aside(group, train, config.validation_examples, config.seed, trained)
+            if skewed:
+                unused = _like_training(train, trained, unused, trained)
+            rows["validation"][group.name] = unused
+    if config.validation_fraction and not config.validation_examples:
+        labels = {group.name: units["train"][group.domain].labels for group in groups}
         unit = "patient" if config.patient else "example"
-        kept, held_out = hold_out(train, labels, share, config.seed, unit)
-        rows = {"train": kept, "validation": held_out, "test": test}
+        divided = hold_out(rows["train"], labels, config.validation_fraction, config.seed, unit)
+        rows["train"], rows["validation"] = divided
+    rows = {split: by_group for split, by_group in rows.items() if by_group}
     if config.patient:
         rows = {s: _of_units(config, groups, s, own, units[SPLITS[s]]) for s, own in rows.items()}
     return targets, groups, rows
@@ -106,45 +109,36 @@ def check_patients(data_set: DataSet, domains: tuple[str, ...]) -> None:
             raise DataError(f"{setting}: {domain!r}: {found}. {remedy}", public=public)
 
 
-def train_rows(data_set: DataSet, groups: list[ClientGroup], units: Mapping[str, Units]) -> Rows:
-    """Divide the training rows of each group among its clients."""
-    if groups[0].trained_on:
-        return {group.name: list(group.trained_on) for group in groups}
-    config, rows = data_set.config, {}
-    for group in groups:
-        own = units[group.domain]
-        shares = divide(
-            group.name,
-            own.labels[group.rows],
-            group.sizes,
-            config.seed,
-            every_class=data_set.every_class,
-            alpha=config.dirichlet_alpha,
-            client_count_key=client_count_key(config),
-            weights=own.sizes[group.rows],
-        )
-        rows[group.name] = [group.rows[share] for share in shares]
-    return rows
+def train_rows(data_set: DataSet, group: ClientGroup, units: Units) -> list[Ints]:
+    """Divide the training rows of a group among its clients."""
+    if group.trained_on:
+        return list(group.trained_on)
+    shares = divide(
+        group.name,
+        units.labels[group.rows],
+        group.sizes,
+        data_set.config.seed,
+        every_class=data_set.every_class,
+        alpha=data_set.config.dirichlet_alpha,
+        client_count_key=client_count_key(data_set.config),
+        weights=units.sizes[group.rows],
+    )
+    return [group.rows[share] for share in shares]
 
 
-def test_rows(config: DataConfig, groups: list[ClientGroup], units: Mapping[str, Units]) -> Rows:
-    """Shuffle each group's test rows, limit their number and divide them among its clients.
+def test_rows(config: DataConfig, group: ClientGroup, units: Units) -> list[Ints]:
+    """Shuffle a group's test rows, limit their number and divide them among its clients.
 
     If there are fewer rows than clients, some get none: `check_clients_can_test` refuses this if
     clients test.
     """
-    rows = {}
-    for group in groups:
-        if group.tested_on:
-            rows[group.name] = list(group.tested_on)
-            continue
-        each = units[group.domain].sizes
-        order = split_rng(config.seed, group.domain, "test").permutation(len(each))
-        if not len(each):
-            raise too_few_examples_error(group.name, 0, "test examples", len(group.sizes), "")
-        count = min(config.test_examples or each.sum(), each.sum())
-        rows[group.name] = deal(order, equal_sizes(int(count), len(group.sizes)), each)
-    return rows
+    if group.tested_on:
+        return list(group.tested_on)
+    order = split_rng(config.seed, group.domain, "test").permutation(len(units.sizes))
+    if not len(order):
+        raise too_few_examples_error(group.name, 0, "test examples", len(group.sizes), "")
+    count = min(config.test_examples or len(units.of), len(units.of))
+    return deal(order, equal_sizes(count, len(group.sizes)), units.sizes)
 
 
 def check_clients_can_test(config: DataConfig, federation: Federation, split: str) -> None:
@@ -159,22 +153,12 @@ def check_clients_can_test(config: DataConfig, federation: Federation, split: st
             raise too_few_examples_error(domain, count, what, clients[domain], remedy)
 
 
-def _like_training(
-    groups: list[ClientGroup],
-    train: Rows,
-    test: Rows,
-    units: Mapping[str, Units],
-    tests: Mapping[str, Units],
-) -> Rows:
-    """Divide test or validation rows, of the units ``tests``, by class as training rows are."""
-    rows = dict(test)
-    for group in (group for group in groups if not group.tested_on):
-        trained, tested = units[group.domain].labels, tests[group.domain].labels
-        most = 1 + max(trained.max(), tested.max())
-        counts = np.array([np.bincount(trained[own], minlength=most) for own in train[group.name]])
-        kept = np.concatenate(test[group.name])
-        rows[group.name] = [kept[share] for share in like_training(tested[kept], counts)]
-    return rows
+def _like_training(train: list[Ints], trained: Units, rows: list[Ints], units: Units) -> list[Ints]:
+    """Divide a group's test or validation rows, of these units, by class as training rows are."""
+    most = 1 + max(trained.labels.max(), units.labels.max())
+    counts = np.array([np.bincount(trained.labels[own], minlength=most) for own in train])
+    kept = np.concatenate(rows)
+    return [kept[share] for share in like_training(units.labels[kept], counts)]
 
 
 def hold_out(
@@ -208,30 +192,25 @@ def hold_out(
 
 
 def set_aside(
-    groups: list[ClientGroup], train: Rows, count: int, seed: int, units: Mapping[str, Units]
-) -> Rows:
-    """Draw each client's validation rows from the rows on which no client trains.
+    group: ClientGroup, train: list[Ints], count: int, seed: int, units: Units
+) -> list[Ints]:
+    """Draw each client's validation rows from the rows of its group on which no client trains.
 
-    In each group, ``count`` unused rows (or all, if there are fewer) are drawn at random, with a
-    generator derived from ``seed`` and the group's name, and divided among the clients
-    (`fairflower.data.partition.deal`). ``units`` are those of domains' training examples, and
-    ``train`` the training rows of clients. Raises ``DataError`` if a group has no unused rows.
+    ``count`` unused rows (or all, if there are fewer) are drawn at random, with a generator derived
+    from ``seed`` and the group's name, and divided among the clients
+    (`fairflower.data.partition.deal`). ``units`` are those of the domain's training examples, and
+    ``train`` the training rows of clients. Raises ``DataError`` if there are no unused rows.
     """
-    validation = {}
-    for group in groups:
-        name, clients = group.name, train[group.name]
-        unused = np.setdiff1d(group.rows, np.concatenate(clients))
-        if not len(unused):
-            raise DataError(
-                f"data.validation-examples = {count}: the {len(clients)} clients of {name!r} leave"
-                f" none of its {len(group.rows)} training examples unused. Lower data.fraction or "
-                "data.examples-per-client, or use data.validation-fraction."
-            )
-        rng = np.random.default_rng(derive_seed(seed, name, "validation"))
-        each = units[group.domain].sizes
-        most = min(max(count, len(clients)), int(each[unused].sum()))
-        validation[name] = deal(rng.permutation(unused), equal_sizes(most, len(clients)), each)
-    return validation
+    unused = np.setdiff1d(group.rows, np.concatenate(train))
+    if not len(unused):
+        raise DataError(
+            f"data.validation-examples = {count}: the {len(train)} clients of {group.name!r} leave"
+            f" none of its {len(group.rows)} training examples unused. Lower data.fraction or "
+            "data.examples-per-client, or use data.validation-fraction."
+        )
+    rng = np.random.default_rng(derive_seed(seed, group.name, "validation"))
+    most = min(max(count, len(train)), int(units.sizes[unused].sum()))
+    return deal(rng.permutation(unused), equal_sizes(most, len(train)), units.sizes)
 
 
 def _wanted(images: int, share: float) -> int:

@@ -159,14 +159,14 @@ def test_unused_examples_are_divided_among_clients_for_validation_or_refused(
 ) -> None:
     assume(sum(sizes) <= available)
     pool = np.random.default_rng(0).permutation(1000)[:available]
-    groups, units = [ClientGroup("a", "a", pool, ())], {"a": Units.single(np.zeros(1000, int))}
-    rows = {"a": np.split(pool[: sum(sizes)], np.cumsum(sizes)[:-1])}
+    group, units = ClientGroup("a", "a", pool, ()), Units.single(np.zeros(1000, int))
+    rows = np.split(pool[: sum(sizes)], np.cumsum(sizes)[:-1])
     left = available - sum(sizes)
     if not left:
         with pytest.raises(DataError, match=f"'a' leave none of its {available}"):
-            set_aside(groups, rows, count, 0, units)
+            set_aside(group, rows, count, 0, units)
         return
-    drawn = set_aside(groups, rows, count, 0, units)["a"]
+    drawn = set_aside(group, rows, count, 0, units)
     together = np.concatenate(drawn).tolist()
     assert len({*together}) == len(together) == min(max(count, len(sizes)), left)
     assert {*together} <= {*pool} - {*pool[: sum(sizes)]}
