@@ -72,7 +72,7 @@ logger = logging.getLogger(__name__)
 
 #: Version of the preparation: of the file format, of the random partition, and of how images and
 #: texts become arrays. Raise it with every change. Folders of other versions are ignored.
-_VERSION = 8
+_VERSION = 9
 
 #: Group -> its examples as the data set returns them.
 Examples = dict[str, Pixels | Floats | Ints]

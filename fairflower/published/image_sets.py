@@ -301,16 +301,11 @@ def _renamed(data: DatasetDict, old: str, new: str) -> DatasetDict:
 #: Fraction of the lesions whose images become test images if the source is not split by lesion.
 LESION_TEST_SHARE = 0.2
 
-#: Diagnosis as written in the data set on the Hub -> class.
-_CLASS_OF_DIAGNOSIS = {
-    "actinic_keratoses": "akiec",
-    "basal_cell_carcinoma": "bcc",
-    "benign_keratosis-like_lesions": "bkl",
-    "dermatofibroma": "df",
-    "melanoma": "mel",
-    "melanocytic_nevi": "nv",
-    "vascular_lesions": "vasc",
-}
+#: Diagnoses as written in the data set on the Hub, in the order of the classes.
+_DIAGNOSES = (
+    *("actinic_keratoses", "basal_cell_carcinoma", "benign_keratosis-like_lesions"),
+    *("dermatofibroma", "melanoma", "melanocytic_nevi", "vascular_lesions"),
+)
 
 
 class HAM10000(SplitFiles):
@@ -357,8 +352,14 @@ class HAM10000(SplitFiles):
             )
         _, distinct = np.unique(np.asarray(pool["image_id"][:]), return_index=True)
         lesions = np.asarray(pool["lesion_id"][:])[distinct]
-        diagnoses = pool["dx"][:]
-        labels = np.array([_class_of_lesion(diagnoses[i]) for i in distinct])
+        numbers = {name: k for names in (self.classes, _DIAGNOSES) for k, name in enumerate(names)}
+        every = pool["dx"][:]
+        diagnoses = [every[i].lower() for i in distinct]
+        if unknown := sorted({*diagnoses} - numbers.keys()):
+            raise DataError(
+                f"HAM10000: found the diagnosis {unknown[0]!r}; expected {', '.join(self.classes)}."
+            )
+        labels = np.array([numbers[name] for name in diagnoses])
         kinds = np.unique(lesions)
         drawn = np.random.default_rng(0).permutation(kinds)[: round(LESION_TEST_SHARE * len(kinds))]
         test = np.isin(lesions, drawn)
@@ -367,15 +368,6 @@ class HAM10000(SplitFiles):
             rows, of = images.select(distinct[chosen]), labels[chosen].tolist()
             split[name] = rows.add_column("label", of)
         return split
-
-
-def _class_of_lesion(diagnosis: str) -> int:
-    name = _CLASS_OF_DIAGNOSIS.get(diagnosis.lower(), diagnosis.lower())
-    if name in HAM10000.classes:
-        return HAM10000.classes.index(name)
-    raise DataError(
-        f"HAM10000: found the diagnosis {diagnosis!r}; expected {', '.join(HAM10000.classes)}."
-    )
 
 
 class ImageTable(ClassFolders):

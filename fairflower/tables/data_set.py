@@ -26,7 +26,6 @@ from fairflower.tables.columns import Column, Raw, refused
 from fairflower.tables.encoding import (
     ColumnSums,
     Encoding,
-    Sums,
     check_coding,
     declared,
     differences,
@@ -354,7 +353,7 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         elif self.files.schema.sums:
             self.task = scaled_task(self.task, targets)
 
-    def _target_sums(self, frame: pd.DataFrame, targets: npt.NDArray[Any]) -> Sums:
+    def _target_sums(self, frame: pd.DataFrame, targets: npt.NDArray[Any]) -> dict[str, ColumnSums]:
         """Return the sums of the targets of rows, as of columns."""
         known = self.files.schema.columns
         columns = [known.get(name, Column(name)) for name in self.target_names]

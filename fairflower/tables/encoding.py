@@ -88,25 +88,6 @@ class Encoding:
         return made
 
 
-def sums_to_json(sums: Sums) -> str:
-    """Return sums as text, which `sums_from_json` reads."""
-    return json.dumps({name: asdict(own) for name, own in sums.items()}, ensure_ascii=False)
-
-
-def sums_from_json(text: str) -> Sums:
-    """Read sums that another machine sent; raise ``ValueError`` if they are invalid."""
-    try:
-        content: dict[str, Any] = json.loads(text)
-        sums = {k: ColumnSums(**v | {"column": column_of(v["column"])}) for k, v in content.items()}
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"the sums of a table cannot be read ({error!r})") from error
-    conform(sums, dict[Name, ColumnSums], "sums")
-    for name, own in sums.items():
-        if own.column.name != name or own.m2 < 0 or sum(own.counts.values()) > own.known:
-            raise ValueError(f"sums: the numbers of {name!r} contradict each other")
-    return sums
-
-
 def summed(raw: Raw) -> dict[str, ColumnSums]:
     """Return the sums of a place's training rows."""
     sums = {}
@@ -192,16 +173,11 @@ def declared(schema: Schema, names: Sequence[str]) -> Encoding:
     """
     columns = []
     for column in check_declared(schema.columns.get(name, Column(name)) for name in sorted(names)):
-        known: dict[str, Any] = {
-            "other": True,
-            "may_miss": True,
-            "mode": next(iter(column.levels), ""),
-        }
         low, high = column.low, column.high
+        known: dict[str, Any] = {"other": True, "mode": next(iter(column.levels), "")}
         if low is not None and high is not None:
-            middle = {"mean": (low + high) / 2, "std": (high - low) / math.sqrt(12)}
-            known = {"may_miss": True, **middle}
-        columns.append(replace(column, **known))
+            known = {"mean": (low + high) / 2, "std": (high - low) / math.sqrt(12)}
+        columns.append(replace(column, may_miss=True, **known))
     return Encoding(tuple(columns), learnt=False)
 
 
@@ -209,8 +185,7 @@ def check_declared(columns: Iterable[Column]) -> list[Column]:
     """Return columns; raise ``DataError`` unless all have a range or levels, as their kind is."""
     found = list(columns)
     for column in found:
-        low, high = column.low, column.high
-        number = column.kind in ("number", "target") and None not in (low, high)
+        number = column.kind in ("number", "target") and None not in (column.low, column.high)
         if not (number or (column.kind == "category" and column.levels)):
             raise DataError(
                 f"{column.name!r} has neither low and high nor levels in the schema, which it "
@@ -273,15 +248,12 @@ def differences(places: Mapping[str, Sums]) -> list[str]:
             said.append(f"The column {name!r} has different units: {listed}.")
         known = {place: each for place, each in own.items() if each.known >= _COMPARED}
         said += _unlike(name, known)
-        apart = [
-            f"{a} and {b}"
-            for k, a in enumerate(known)
-            for b in [*known][k + 1 :]
-            if known[a].counts and known[b].counts and not known[a].counts.keys() & known[b].counts
-        ]
-        if apart:
-            said.append(f"The column {name!r} has no level in common at {_list(apart)}: is it coded"
-                        " differently?")  # fmt: skip
+        levels = {place: each.counts.keys() for place, each in known.items() if each.counts}
+        if apart := [
+            f"{a} and {b}" for a, b in combinations(levels, 2) if not levels[a] & levels[b]
+        ]:
+            listed = f"at {_list(apart)}: is it coded differently?"
+            said.append(f"The column {name!r} has no level in common {listed}")
     return said
 
 
