@@ -12,9 +12,9 @@ import hashlib
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from reprlib import repr as shortened
@@ -237,9 +237,8 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
     shape = _shape(data_set, examples)
     task = task_of(data_set.task)  # of a table, `learn_encoding` has learnt the scale
     num_classes = _num_outputs(data_set, labels, task, site)
-    people = cache(lambda d, split: groups_of(data_set, d, split, labels[split][d]))
     data = {
-        group.name: _arrays(config, group, divided, examples, labels, people, shape, task)
+        group.name: _arrays(data_set, group, divided, examples, labels, shape)
         for group in (*groups, *unseen)
     }
     clients: list[ClientInfo] = []
@@ -313,48 +312,41 @@ def _num_outputs(
 
 
 def _arrays(
-    config: DataConfig,
+    data_set: DataSet,
     group: ClientGroup,
     rows: Mapping[str, Rows],
     examples: Mapping[str, Examples],
     labels: Mapping[str, Mapping[str, Targets]],
-    people: Callable[[str, str], Ints],
     shape: tuple[int, ...],
-    task: Task,
 ) -> Arrays:
     """Return a group's arrays: for each split x, y and, if there are groups of people, g.
 
     x are contiguous, and images are in the layout for training and corrupted if the group is.
     """
     arrays: Arrays = {}
+    config, domain, task = data_set.config, group.domain, task_of(data_set.task)
     for split in (s for s in rows if group.name in rows[s]):
-        order, place = np.concatenate(rows[split][group.name]), (group.domain, SPLITS[split])
+        order, source = np.concatenate(rows[split][group.name]), SPLITS[split]
         x: Any = examples[split][group.name]
         size = x.shape[1:3]
         x = to_chw(x, *shape) if len(shape) == 3 else np.ascontiguousarray(x)
         if group.corrupted and len(shape) == 3:
             how = config.corruption, config.severity
-            x = corrupt(x, order, *how, seed=config.seed, domain=group.domain, split=SPLITS[split])
-        arrays[f"x_{split}"] = x
-        y = labels[SPLITS[split]][group.domain][order]
-        arrays[f"y_{split}"] = _resized(y, size, shape, task, f"{config.name}: {place[0]}")
+            x = corrupt(x, order, *how, seed=config.seed, domain=domain, split=source)
+        y = labels[source][domain]
         if config.groups:
-            arrays[f"g_{split}"] = people(*place)[order]
+            arrays[f"g_{split}"] = groups_of(data_set, domain, source, y)[order]
+        y = y[order]
+        if task.pixelwise and len(shape) == 3:
+            if y.shape[1:] != size:
+                found, expected = ("x".join(map(str, side)) for side in (y.shape[1:], size))
+                raise DataError(
+                    f"{config.name}: {domain}: found masks of {found} pixels; expected {expected}, "
+                    "the images' size."
+                )
+            y = nearest(y, shape[1:])
+        arrays |= {f"x_{split}": x, f"y_{split}": y}
     return arrays
-
-
-def _resized(
-    y: Targets, size: tuple[int, ...], shape: tuple[int, ...], task: Task, where: str
-) -> Targets:
-    """Return targets of images that were resized; raise ``DataError`` if they do not fit them."""
-    if not task.pixelwise or len(shape) != 3:
-        return y
-    if y.shape[1:] != size:
-        found, expected = ("x".join(map(str, side)) for side in (y.shape[1:], size))
-        raise DataError(
-            f"{where}: found masks of {found} pixels; expected {expected}, the images' size."
-        )
-    return nearest(y, shape[1:])
 
 
 def _by_client(array: Any, shares: Iterable[Ints]) -> list[Any]:

@@ -162,25 +162,20 @@ class ClassFolders(DataSetOfFiles[FileTable]):
             return self._from_hugging_face(load_saved(self._root), domain)
         if is_hf_dataset_folder(folder := self.place(domain)):
             return self._from_hugging_face(load_saved(folder), domain, alone=True)
-        return self._from_files(folder)
-
-    def _from_files(self, folder: Path) -> FileTable:
-        where = str(folder)
-        images = images_by_class(folder, lambda name: self._class_of(name, where) != OTHER)
-        entries = (
-            (self._class_of(name, where), file_hash(path) if self.by_content else path.name, path)
-            for name, path in images
-        )
-        return self._of_files(entries, folder)
-
-    def _of_files(self, entries: Iterable[tuple[int, str, Path]], folder: Path) -> FileTable:
-        """Build a domain from tuples (label, text, path), sorted by label, then by text."""
-        numbers, _, paths = [*zip(*sorted(entries), strict=True)] or ((), (), ())
+        by_content, records = self.by_content, self.records(folder)
+        entries = sorted((k, file_hash(p) if by_content else p.name, p) for k, p in records)
+        numbers, _, paths = [*zip(*entries, strict=True)] or ((), (), ())
         labels = np.array(numbers, np.int64)
         self._check_complete(str(folder), labels)
         return FileTable(
             labels, lambda i: str(paths[i]), lambda at: (read_picture(paths[i]) for i in at)
         )
+
+    def records(self, folder: Path) -> list[tuple[int, Path]]:
+        """Return the class and the file of every image of a domain, given its `place`."""
+        where = str(folder)
+        images = images_by_class(folder, lambda name: self._class_of(name, where) != OTHER)
+        return [(self._class_of(name, where), path) for name, path in images]
 
     def _from_hugging_face(
         self, data: Dataset | DatasetDict, domain: str, alone: bool = False

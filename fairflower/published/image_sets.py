@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import string
-from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +14,6 @@ from fairflower.data.data_set import IMAGENET
 from fairflower.data.federation import Augment, Ints, Pixels
 from fairflower.data.files import NpzFile, read_csv, stamp
 from fairflower.data.folders import ClassFolders, SplitFiles
-from fairflower.data.images import FileTable
 from fairflower.data.partition import stratified_mask
 from fairflower.errors import DataError, quoted, require
 from fairflower.seeds import derive_seed
@@ -391,10 +389,6 @@ class ImageTable(ClassFolders):
     mean, std = IMAGENET
     auc = True
 
-    @abstractmethod
-    def records(self, root: Path) -> list[tuple[int, Path]]:
-        """Return the class and the file of every image."""
-
     def layout(self) -> str:
         return f"{self.table} and {self.image_folder}"
 
@@ -412,13 +406,9 @@ class ImageTable(ClassFolders):
         assert self._root is not None
         return [stamp(self._root / self.table), (self._root / self.image_folder).stat().st_mtime_ns]
 
-    def source(self, domain: str) -> str:
-        return str(self._root)
-
-    def _read(self, domain: str) -> FileTable:
+    def place(self, domain: str) -> Path:
         assert self._root is not None
-        records = ((label, path.name, path) for label, path in self.records(self._root))
-        return self._of_files(records, self._root)
+        return self._root
 
 
 class ISIC2019(ImageTable):
@@ -448,10 +438,10 @@ class ISIC2019(ImageTable):
     image_folder = "ISIC_2019_Training_Input"
     subfolders = ("isic2019", "ISIC2019", "ISIC_2019")
 
-    def records(self, root: Path) -> list[tuple[int, Path]]:
+    def records(self, folder: Path) -> list[tuple[int, Path]]:
         """Return the class and the file of every image of the eight classes."""
-        path, folder = root / self.table, root / self.image_folder
-        files = {file.name for file in folder.iterdir()}
+        path, images = folder / self.table, folder / self.image_folder
+        files = {file.name for file in images.iterdir()}
         table = read_csv(path, dict.fromkeys(("image", *self.classes), ""))
         values = np.stack([table.numbers(name) for name in self.classes], axis=1)
         names = np.array([f"{image}.jpg" for image in table.columns["image"]], object)
@@ -463,9 +453,9 @@ class ISIC2019(ImageTable):
             )
         for name in names[known]:
             if name not in files:
-                raise DataError(f"{folder} has no file {quoted(name)}. Add it.")
+                raise DataError(f"{images} has no file {quoted(name)}. Add it.")
         labels = values[known].argmax(axis=1).tolist()
-        return [(label, folder / name) for label, name in zip(labels, names[known], strict=True)]
+        return [(label, images / name) for label, name in zip(labels, names[known], strict=True)]
 
 
 SLICES = 25_000  # number of slices in FedISM
@@ -493,10 +483,10 @@ class RSNAICH(ImageTable):
     image_folder = "stage_2_train"
     subfolders = ("rsna-ich", "rsna-intracranial-hemorrhage-detection")
 
-    def records(self, root: Path) -> list[tuple[int, Path]]:
+    def records(self, folder: Path) -> list[tuple[int, Path]]:
         """Return the class and the file of every slice with exactly one kind of hemorrhage."""
-        path = root / self.table
-        found = sorted((root / self.image_folder).iterdir())
+        path = folder / self.table
+        found = sorted((folder / self.image_folder).iterdir())
         files = {f.stem: f for f in found if f.suffix.lower() in (".dcm", ".png", ".jpg", ".jpeg")}
         table = read_csv(path, {"ID": "", "Label": ""})
         kinds: dict[str, set[str]] = {}
