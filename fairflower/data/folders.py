@@ -102,21 +102,16 @@ class ClassFolders(DataSetOfFiles[FileTable]):
         """Warn if ``largest``, the largest value in images with over 8 bits, is far below white."""
 
     def fingerprint(self) -> Any:
-        if self._root is None:
-            return [self.hub]
-        if is_hf_dataset_folder(self._root):
-            return files.stamp(self._root)
-        return [folder_stamp(self.place(domain)) for domain in self.domains]
+        places = dict.fromkeys(map(self.place, self.domains))
+        return [folder_stamp(place) if place else self.hub for place in places]
 
     def source(self, domain: str) -> str:
-        if self._root is None:
-            return f"Hugging Face {self.hub}"
-        return str(self._root if is_hf_dataset_folder(self._root) else self.place(domain))
+        return str(self.place(domain) or f"Hugging Face {self.hub}")
 
-    def place(self, domain: str) -> Path:
-        """Return the folder of a domain."""
-        assert self._root is not None
-        return self._root / domain
+    def place(self, domain: str) -> Path | None:
+        """Return the folder of a domain, or of all together. None means the Hub."""
+        root = self._root
+        return root / domain if root and not is_hf_dataset_folder(root) else root
 
     def layout(self) -> str:
         """Describe the expected content of the folder, for error messages."""
@@ -154,14 +149,14 @@ class ClassFolders(DataSetOfFiles[FileTable]):
         return np.flatnonzero(self.is_test(self._open(domain).labels) == (split == "test"))
 
     def _read(self, domain: str) -> FileTable:
-        if self._root is None:
+        folder = self.place(domain)
+        if folder is None:
             assert self.hub is not None
             remedy = "Set data.dir or FAIRFLOWER_DATA to a folder with the images"
             return self._from_hugging_face(load_hub(self.hub, None, remedy, ("train",)), domain)
-        if is_hf_dataset_folder(self._root):
-            return self._from_hugging_face(load_saved(self._root), domain)
-        if is_hf_dataset_folder(folder := self.place(domain)):
-            return self._from_hugging_face(load_saved(folder), domain, alone=True)
+        if is_hf_dataset_folder(folder):
+            alone = folder != self._root
+            return self._from_hugging_face(load_saved(folder), domain, alone)
         by_content, records = self.by_content, self.records(folder)
         entries = sorted((k, file_hash(p) if by_content else p.name, p) for k, p in records)
         numbers, _, paths = [*zip(*entries, strict=True)] or ((), (), ())

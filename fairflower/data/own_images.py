@@ -91,10 +91,6 @@ class OwnImages(OwnFiles, ClassFolders):
             )
 
     @property
-    def _root(self) -> Path:
-        return self.folder
-
-    @property
     def redrawable(self) -> bool:  # type: ignore[override]
         return not any("split" in table.columns for table in self.manifest.values())
 

@@ -406,8 +406,7 @@ class ImageTable(ClassFolders):
         assert self._root is not None
         return [stamp(self._root / self.table), (self._root / self.image_folder).stat().st_mtime_ns]
 
-    def place(self, domain: str) -> Path:
-        assert self._root is not None
+    def place(self, domain: str) -> Path | None:
         return self._root
 
 
