@@ -358,13 +358,12 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         known = self.files.schema.columns
         columns = [known.get(name, Column(name)) for name in self.target_names]
         if task_of(self.task).classes:
-            levels, numbers = np.unique(targets.astype(str), return_inverse=True)
-            named = {columns[0].name: tuple(levels.tolist())}
             column = replace(columns[0], kind="category")
-            return summed(Raw((column,), numbers[:, None].astype(np.float64), named))
+            return summed(Raw((column,), {column.name: targets}))
         units = {name: without_unit(frame[name])[1] for name in self.target_names}
         numeric = (replace(c, kind="number", unit=units[c.name] or c.unit) for c in columns)
-        return summed(Raw(tuple(numeric), targets.reshape(len(frame), -1), {}))
+        cells = zip(self.target_names, targets.reshape(len(frame), -1).T, strict=True)
+        return summed(Raw(tuple(numeric), dict(cells)))
 
     def _summary(self, domain: str, frame: pd.DataFrame, used: Sequence[str]) -> str:
         """Describe how a domain's table was read, and what a guess without features is worth."""

@@ -92,13 +92,11 @@ def summed(raw: Raw) -> dict[str, ColumnSums]:
     """Return the sums of a place's training rows."""
     sums = {}
     for column in raw.columns:
-        name, x = column.name, raw.column(column.name)
-        known = x[~np.isnan(x)]
-        sizes = len(known), len(x) - len(known)
+        name, missing = column.name, raw.missing(column.name)
+        known = raw.cells[name][~missing]
+        sizes = len(known), int(missing.sum())
         if column.kind == "category":
-            numbers = np.bincount(known.astype(np.int64), minlength=len(raw.levels[name])).tolist()
-            pairs = zip(raw.levels[name], numbers, strict=True)
-            counts = {level: n for level, n in pairs if n}
+            counts = dict(sorted(Counter(known.tolist()).items()))
             sums[name] = ColumnSums(column, *sizes, counts=counts)
         else:
             mean = float(known.mean()) if len(known) else 0.0
@@ -203,18 +201,17 @@ def encoded(encoding: Encoding, raw: Raw) -> Floats:
     Numbers are standardized. A missing number becomes the mean, and a missing level the mode. A
     level that is not in the encoding is another one.
     """
-    parts: list[Any] = [np.empty((len(raw.x), 0), np.float32)]
+    parts: list[Any] = [np.empty((max(map(len, raw.cells.values())), 0), np.float32)]
     for column in encoding.columns:
-        x = raw.column(column.name)
-        missing = np.isnan(x)
+        x, missing = raw.cells[column.name], raw.missing(column.name)
         if column.kind == "category":
             places = {level: k for k, level in enumerate(column.levels)}
-            numbers = [places.get(level, -1) for level in (*raw.levels[column.name], column.mode)]
-            number = np.array(numbers)[np.where(missing, -1, x).astype(np.int64)]
+            levels = np.where(missing, column.mode, x)
+            number = np.array([places.get(level, -1) for level in levels], np.int64)
             parts.append(number[:, None] == [*range(len(column.levels)), *[-1] * column.other])
         else:
             parts.append(np.where(missing, 0.0, (x - column.mean) / column.std)[:, None])
-        parts.append(missing[:, None] if column.may_miss else parts[0])
+        parts += [missing[:, None]] * column.may_miss
     return np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe")
 
 
@@ -223,8 +220,9 @@ def unknown_levels(encoding: Encoding, raw: Raw) -> dict[str, Any]:
     found = {}
     for column in encoding.columns:
         if column.kind == "category":
-            others = [k for k, v in enumerate(raw.levels[column.name]) if v not in column.levels]
-            found[column.name] = np.flatnonzero(np.isin(raw.column(column.name), others))
+            known = {"", *column.levels}
+            others = [level not in known for level in raw.cells[column.name]]
+            found[column.name] = np.flatnonzero(others)
     return {name: rows for name, rows in found.items() if len(rows)}
 
 

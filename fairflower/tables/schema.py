@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import combinations
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -95,31 +95,28 @@ def _check(column: Column) -> None:
 
 
 def parse(where: object, frame: pd.DataFrame, columns: Iterable[Column], decimal: str) -> Raw:
-    """Return the cells of columns as numbers; raise ``DataError`` for cells of another kind."""
+    """Return the cells of columns; raise ``DataError`` for cells of another kind."""
     columns = list(columns)
-    x = np.full((len(frame), len(columns)), np.nan)
-    levels: dict[str, tuple[str, ...]] = {}
+    values: dict[str, npt.NDArray[Any]] = {}
     cells = {c.name: without_marks(frame[c.name], c) for c in columns}
     bare = {c.name: without_unit(cells[c.name]) for c in columns if c.kind == "number"}
     marks = decimal_marks(where, pd.DataFrame({n: b for n, (b, _) in bare.items()}), decimal)
     for k, column in enumerate(columns):
         name, known = column.name, cells[column.name]
         if column.kind == "category":
-            number, held = pd.factorize(whole_numbers(known).where(known != ""), sort=True)
-            levels[name] = tuple(map(str, held))
-            x[:, k] = np.where(number < 0, np.nan, number)
+            values[name] = whole_numbers(known).to_numpy(object)
             continue
         if column.kind == "date":
-            x[:, k], written = _days(where, known, column)
+            x, written = _days(where, known, column)
             columns[k] = replace(column, format=written)
         else:
-            x[:, k] = numbers_of(bare[name][0], marks.get(name, decimal or "."))
+            x = numbers_of(bare[name][0], marks.get(name, decimal or "."))
             columns[k] = replace(column, unit=bare[name][1] or column.unit)
-        if wrong := int((np.isnan(x[:, k]) & (known != "").to_numpy()).sum()):
+        if wrong := int((np.isnan(x) & (known != "").to_numpy()).sum()):
             text = f"{wrong} of {len(known)} cells are no {column.kind}s. {_CORRECT}"
             raise refused(f"{where}: {name}", text)
-        x[:, k] = _clipped(where, x[:, k], column)
-    return Raw(tuple(columns), x, levels)
+        values[name] = _clipped(where, x, column)
+    return Raw(tuple(columns), values)
 
 
 def whole_numbers(cells: pd.Series) -> pd.Series:
