@@ -358,21 +358,19 @@ class OwnFiles(DataSet):
         held: dict[str, set[str]] = {}
         for (domain, _), values in self._values.items():
             held.setdefault(domain, set()).update(map(str, set(values)))
-        names = sorted(set().union(*held.values()))
+        setting = f"data.groups = {self.config.groups!r}"
+        names = files.all_names(f"{setting}: the groups", held, "Change the values")
         if len(names) > MAX_GROUPS:
-            problem = f"data.groups = {self.config.groups!r}: found {len(names)} different values"
+            problem = f"{setting}: found {len(names)} different values"
             remedy = f"expected at most {MAX_GROUPS} groups. Store ranges of values instead."
             raise DataError(
                 f"{problem}, such as {', '.join(names[:3])}; {remedy}",
                 public=f"{problem}; {remedy}",
             )
-        what = f"data.groups = {self.config.groups!r}: the groups"
-        files.check_twins(what, held, "Change the values")
-        return tuple(names)
+        return names
 
     def group_of(self, domain: str, split: str) -> Ints:
-        names = np.array(self.group_names)
-        return np.searchsorted(names, self._values[domain, split]).astype(np.int64)
+        return files.places(self._values[domain, split], self.group_names)
 
 
 class DomainNpzFolder(OwnFiles, SplitFiles):

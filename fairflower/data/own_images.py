@@ -284,13 +284,11 @@ class DomainImageFolder(OwnImages):
             listed = self.manifest.get(domain)
             held[domain] = set(listed.columns[label] if listed else encodable(of))
         remedy = "Change the labels" if self.manifest else "Rename their folders"
-        files.check_twins(f"{self.folder}: the classes", held, remedy)
-        return tuple(sorted(set().union(*held.values())))
+        return files.all_names(f"{self.folder}: the classes", held, remedy)
 
     def targets_of(self, domain: str, table: files.Table) -> Targets:
         if self._named:
-            numbers = {name: k for k, name in enumerate(self.classes)}
-            return np.array([numbers[name] for name in table.columns[self.targets[0]]], np.int64)
+            return files.places(table.columns[self.targets[0]], self.classes)
         values = np.stack([table.numbers(name) for name in self.targets], axis=1)
         return values if len(self.targets) > 1 else values[:, 0]
 

@@ -17,6 +17,7 @@ from fairflower.config.text import names_in, unknown
 from fairflower.data.cache import make_data_set, prepare
 from fairflower.data.data_set import check_classes
 from fairflower.data.federation import ClientInfo, Federation, Ints, Split
+from fairflower.data.files import places
 from fairflower.errors import DataError
 
 
@@ -196,7 +197,7 @@ def _merged(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 
 def groups_in(merged: Federation, site: Federation, groups: Ints) -> Ints:
     """Convert group numbers of a site to the group numbers of the merged federation."""
-    return _places(site.group_names, merged.group_names)[groups]
+    return places(site.group_names, merged.group_names)[groups]
 
 
 def site_client_info(client_id: int, site: Federation, merged: Federation) -> ClientInfo:
@@ -225,8 +226,4 @@ def _numbers(site: Federation, merged: Federation) -> Ints:
     """Return, for each class of a site, its number in the merged federation."""
     if not site.classes:
         return np.arange(site.num_classes)
-    return _places(site.classes, merged.classes)
-
-
-def _places(names: Sequence[str], every: Sequence[str]) -> Ints:
-    return np.array([every.index(name) for name in names], np.int64)
+    return places(site.classes, merged.classes)

@@ -250,18 +250,16 @@ class DomainTextFolder(OwnFiles, TextSet, DataSetOfFiles[dict[str, files.Table]]
             d: {name for of in splits for name in of.columns["label"]}
             for d, splits in tables.items()
         }
-        files.check_twins(f"{self.folder}: the classes", held, "Change the labels")
-        return tuple(sorted(set().union(*held.values())))
+        return files.all_names(f"{self.folder}: the classes", held, "Change the labels")
 
     def labels(self, domain: str, split: str) -> Ints:
-        numbers = {name: k for k, name in enumerate(self.classes)}
         labels = self._open(domain)[split].columns["label"]
         if not labels:
             raise DataError(
                 f"{self.source(domain)} has no {split} texts. Add some. Without a column split, "
                 "the first text of a class and every fifth after it are test texts."
             )
-        return np.array([numbers[label] for label in labels], np.int64)
+        return files.places(labels, self.classes)
 
     def texts(self, domain: str, split: str, rows: Ints) -> Sequence[str]:
         texts = self._open(domain)[split].columns["text"]

@@ -119,10 +119,6 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         if frame.empty:
             text = "no row has a target. Add rows, or remove the file."
             raise refused(where, text)
-        patient = self.config.patient
-        if patient and (lacking := int((frame[patient] == "").sum())):
-            text = f"{lacking} rows have no patient (data.patient). Add it, or remove the rows."
-            raise refused(where, text)
         targets = self._targets(where, frame)
         return Opened(frame, targets, self._tested(where, frame, targets))
 
@@ -137,8 +133,8 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
     def _tested(self, where: str, frame: pd.DataFrame, targets: Any) -> npt.NDArray[np.bool_]:
         """Return which rows are test examples, bool [N]."""
         column, patient = self.config.split, self.config.patient
-        people = frame[patient].to_numpy(str) if patient else None
         if not column:
+            people = frame[patient].to_numpy(str) if patient else None
             classes = task_of(self.task).classes
             numbers = np.unique(targets, return_inverse=True)[1] if classes else targets
             return files.every_fifth(strata_of(self, numbers), people)
@@ -149,11 +145,7 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         if aside := int((words == "validation").sum()):
             text = "%s: %d validation rows are training rows: data.validation-fraction draws them."
             logger.warning(text, where, aside)
-        test = np.asarray(words == "test", np.bool_)
-        if people is not None and (both := len({*people[test]} & {*people[~test]})):
-            text = f"{both} patients have training and test rows (data.split). Correct the column."
-            raise refused(where, text)
-        return test
+        return np.asarray(words == "test", np.bool_)
 
     @cached_property
     def target_names(self) -> list[str]:
@@ -207,8 +199,7 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         if column and column.levels:
             return column.levels
         held = {d: set(self._open(d).targets) for d in self.domains}
-        files.check_twins(f"{self.files.folder}: the classes", held, "Change the labels")
-        return tuple(sorted(set().union(*held.values())))
+        return files.all_names(f"{self.files.folder}: the classes", held, "Change the labels")
 
     @property
     def auc(self) -> bool:  # type: ignore[override]
@@ -244,13 +235,12 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
             )
         if not task_of(self.task).classes:
             return targets
-        known = {name: k for k, name in enumerate(self.classes)}
-        if wrong := len({*targets} - known.keys()):
+        if wrong := len({*targets} - {*self.classes}):
             text = (
                 f"{wrong} classes are not among the levels of the target in the schema. Add them."
             )
             raise refused(self.source(domain), text)
-        return np.array([known[name] for name in targets], np.int64)
+        return files.places(targets, self.classes)
 
     @property
     def redrawable(self) -> bool:  # type: ignore[override]
