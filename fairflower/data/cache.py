@@ -12,9 +12,9 @@ import hashlib
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from reprlib import repr as shortened
@@ -32,7 +32,6 @@ from fairflower.data.data_set import (
     attributes_of,
     check_classes,
     check_comparable,
-    check_learnable,
     check_smallest,
     check_used,
     groups_of,
@@ -54,7 +53,7 @@ from fairflower.data.federation import (
 from fairflower.data.files import Remarks, noted
 from fairflower.data.files import logger as data_logger
 from fairflower.data.images import corrupt, corruption_text, nearest, to_chw
-from fairflower.data.partition import ClientGroup
+from fairflower.data.partition import ClientGroup, Units
 from fairflower.data.rows import (
     SPLITS,
     Rows,
@@ -73,7 +72,7 @@ logger = logging.getLogger(__name__)
 
 #: Version of the preparation: of the file format, of the random partition, and of how images and
 #: texts become arrays. Raise it with every change. Folders of other versions are ignored.
-_VERSION = 8
+_VERSION = 9
 
 #: Group -> its examples as the data set returns them.
 Examples = dict[str, Pixels | Floats | Ints]
@@ -95,22 +94,16 @@ def prepare(
     ``ConfigError`` if no data set has this name.
     """
     with noted() as remarks:
-        return _prepared(config, site, least, encoding, remarks)
-
-
-def _prepared(
-    config: DataConfig, site: bool, least: int, encoding: str, remarks: Remarks
-) -> Federation:
-    data_set = make_data_set(config)
-    data_set.given = encoding
-    with DataSpec.read(config.name).naming_failures():
-        digest = _hash(data_set, site, least)
-        folder = home() / "cache" / "data" / f"{file_name(config.name)}-{digest}"
-        if not (folder / META).is_file():
-            logger.info("Preparing %s in %s", config.name, folder)
-            _build(data_set, folder, site, least, remarks)
-            release_memory()
-    return _open(folder, config.augment)
+        data_set = make_data_set(config)
+        data_set.given = encoding
+        with DataSpec.read(config.name).naming_failures():
+            digest = _hash(data_set, site, least)
+            folder = home() / "cache" / "data" / f"{file_name(config.name)}-{digest}"
+            if not (folder / META).is_file():
+                logger.info("Preparing %s in %s", config.name, folder)
+                _build(data_set, folder, site, least, remarks)
+                release_memory()
+        return _open(folder, config.augment)
 
 
 def shared_examples(a: DataConfig, b: DataConfig) -> dict[str, float]:
@@ -234,17 +227,18 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
             f"data.held-out = {config.held_out!r} is also the name of a group of clients. Rename "
             "this domain."
         )
-    ones = {d: np.ones(len(y), np.int64) for d, y in labels["test"].items()}
-    unseen_rows = test_rows(config, unseen, ones)
+    unseen_rows = {
+        group.name: test_rows(config, group, Units.single(labels["test"][group.domain]))
+        for group in unseen
+    }
     divided = {**rows, "test": rows["test"] | unseen_rows}
     data_set.learn_encoding(_trained(groups, rows["train"]), site)
     examples = {s: _examples(data_set, [*groups, *unseen], divided[s], SPLITS[s]) for s in divided}
     shape = _shape(data_set, examples)
     task = task_of(data_set.task)  # of a table, `learn_encoding` has learnt the scale
     num_classes = _num_outputs(data_set, labels, task, site)
-    people = cache(lambda d, split: groups_of(data_set, d, split, labels[split][d]))
     data = {
-        group.name: _arrays(config, group, divided, examples, labels, people, shape, task)
+        group.name: _arrays(data_set, group, divided, examples, labels, shape)
         for group in (*groups, *unseen)
     }
     clients: list[ClientInfo] = []
@@ -309,55 +303,50 @@ def _num_outputs(
         if task.classes:
             check_classes(config.name, count)
             _warn_of_classes(data_set, count, np.unique(trained), np.unique(tested))
-        else:
-            check_learnable(config.name, trained, task)
+        elif problem := task.pointless(trained):
+            raise DataError(
+                f"{config.name}: found {problem}. Correct the targets, or add examples."
+            )
         check_comparable(config.name, config.groups, data_set.group_names, count, task)
     return count
 
 
 def _arrays(
-    config: DataConfig,
+    data_set: DataSet,
     group: ClientGroup,
     rows: Mapping[str, Rows],
     examples: Mapping[str, Examples],
     labels: Mapping[str, Mapping[str, Targets]],
-    people: Callable[[str, str], Ints],
     shape: tuple[int, ...],
-    task: Task,
 ) -> Arrays:
     """Return a group's arrays: for each split x, y and, if there are groups of people, g.
 
     x are contiguous, and images are in the layout for training and corrupted if the group is.
     """
     arrays: Arrays = {}
+    config, domain, task = data_set.config, group.domain, task_of(data_set.task)
     for split in (s for s in rows if group.name in rows[s]):
-        order, place = np.concatenate(rows[split][group.name]), (group.domain, SPLITS[split])
+        order, source = np.concatenate(rows[split][group.name]), SPLITS[split]
         x: Any = examples[split][group.name]
         size = x.shape[1:3]
         x = to_chw(x, *shape) if len(shape) == 3 else np.ascontiguousarray(x)
         if group.corrupted and len(shape) == 3:
             how = config.corruption, config.severity
-            x = corrupt(x, order, *how, seed=config.seed, domain=group.domain, split=SPLITS[split])
-        arrays[f"x_{split}"] = x
-        y = labels[SPLITS[split]][group.domain][order]
-        arrays[f"y_{split}"] = _resized(y, size, shape, task, f"{config.name}: {place[0]}")
+            x = corrupt(x, order, *how, seed=config.seed, domain=domain, split=source)
+        y = labels[source][domain]
         if config.groups:
-            arrays[f"g_{split}"] = people(*place)[order]
+            arrays[f"g_{split}"] = groups_of(data_set, domain, source, y)[order]
+        y = y[order]
+        if task.pixelwise and len(shape) == 3:
+            if y.shape[1:] != size:
+                found, expected = ("x".join(map(str, side)) for side in (y.shape[1:], size))
+                raise DataError(
+                    f"{config.name}: {domain}: found masks of {found} pixels; expected {expected}, "
+                    "the images' size."
+                )
+            y = nearest(y, shape[1:])
+        arrays |= {f"x_{split}": x, f"y_{split}": y}
     return arrays
-
-
-def _resized(
-    y: Targets, size: tuple[int, ...], shape: tuple[int, ...], task: Task, where: str
-) -> Targets:
-    """Return targets of images that were resized; raise ``DataError`` if they do not fit them."""
-    if not task.pixelwise or len(shape) != 3:
-        return y
-    if y.shape[1:] != size:
-        found, expected = ("x".join(map(str, side)) for side in (y.shape[1:], size))
-        raise DataError(
-            f"{where}: found masks of {found} pixels; expected {expected}, the images' size."
-        )
-    return nearest(y, shape[1:])
 
 
 def _by_client(array: Any, shares: Iterable[Ints]) -> list[Any]:

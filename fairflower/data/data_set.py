@@ -98,11 +98,8 @@ class DataSet(ABC):
         self.config = config
         if config.task:
             self.task = config.task
-        known = self.all_domains()
         #: The domains to read: those of the clients and the held-out domain.
-        self.domains = select_domains(config.domains, known)
-        if config.held_out:
-            self.domains = with_held_out(config.held_out, self.domains, known)
+        self.domains = select_domains(config.domains, self.all_domains(), config.held_out)
         if taken := sorted(set(OVER_DOMAINS).intersection(self.domains)):
             raise DataError(
                 f"The domain name {taken[0]!r} is reserved for a column in tables. Rename it."
@@ -391,11 +388,11 @@ def invalid_values_error(
     return DataError(f"{where}: found {found}; expected {expected}.")
 
 
-def select_domains(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
-    """Return the domains in ``data.domains``, in their order, or all domains if it is empty.
+def select_domains(wanted: str, domains: Sequence[str], held_out: str = "") -> tuple[str, ...]:
+    """Return the domains in ``data.domains``, or all if it is empty, and last the held-out domain.
 
-    >>> select_domains("b, a", ["a", "b", "c"]), select_domains("", ["a", "b"])
-    (('b', 'a'), ('a', 'b'))
+    >>> select_domains("b, a", ["a", "b", "c"]), select_domains("", ["a", "b"], held_out="a")
+    (('b', 'a'), ('b', 'a'))
     """
     if not (isinstance(domains, Sequence) and all(isinstance(name, str) for name in domains)):
         raise DataError(
@@ -410,17 +407,8 @@ def select_domains(wanted: str, domains: Sequence[str]) -> tuple[str, ...]:
             raise DataError(f"data.domains = {wanted!r}: {unknown('domain', name, domains)}")
     if len(set(chosen)) < len(chosen):
         raise DataError(f"data.domains = {wanted!r} names a domain twice. Name each domain once.")
-    return tuple(chosen)
-
-
-def with_held_out(
-    held_out: str, chosen: tuple[str, ...], domains: Sequence[str]
-) -> tuple[str, ...]:
-    """Return the chosen domains, with the held-out domain added or moved to the end.
-
-    >>> with_held_out("b", ("a", "b"), ["a", "b", "c"]), with_held_out("c", ("a",), ["a", "c"])
-    (('a', 'b'), ('a', 'c'))
-    """
+    if not held_out:
+        return tuple(chosen)
     if held_out not in domains:
         raise DataError(f"data.held-out = {held_out!r}: {unknown('domain', held_out, domains)}")
     if set(chosen) == {held_out}:
@@ -438,12 +426,6 @@ def check_classes(name: str, num_classes: int) -> None:
             f"{name}: found examples of one class only; expected at least two classes. Add "
             "examples of another class."
         )
-
-
-def check_learnable(name: str, targets: Targets, task: Task) -> None:
-    """Raise ``DataError`` if nothing can be learnt from the targets of all training examples."""
-    if problem := task.pointless(targets):
-        raise DataError(f"{name}: found {problem}. Correct the targets, or add examples.")
 
 
 def client_count_key(config: DataConfig) -> str:

@@ -276,8 +276,7 @@ class Federation:
 
     def targets(self, domain: str, split: str = "test") -> Targets:
         """Return the targets of a domain's examples, without reading the examples."""
-        ends = self._ends(split, *self._clients_in(domain, split))
-        return self._rows(f"y_{split}", ends[0], ends[-1])
+        return self._arrays("y", split, *self._clients_in(domain, split))[0]
 
     def _clients_in(self, domain: str, split: str) -> tuple[int, int]:
         """Return a domain's first and last client; the held-out domain is as one more client."""
@@ -305,23 +304,22 @@ class Federation:
 
     def groups_of(self, client_id: int, split: str = "test") -> Ints:
         """Return the group number of each person in a client's split, int64 [N]."""
-        first, end = self._ends(split, client_id, client_id)
-        return self._rows(f"g_{split}", first, end)
+        return self._arrays("g", split, client_id, client_id)[0]
 
     def test_groups(self, domain: str, split: str = "test") -> list[Ints]:
         """Return the group numbers of a domain's test examples, one array per client."""
-        ends = self._ends(split, *self._clients_in(domain, split))
+        first, last = self._clients_in(domain, split)
+        ends = self._rows(f"ends_{split}", first, last + 2)
         groups = self._rows(f"g_{split}", ends[0], ends[-1])
         return np.split(groups, ends[1:-1] - ends[0])
 
     def _read(self, split: str, first: int, last: int) -> Split:
         """Read the examples of the clients from ``first`` to ``last``."""
-        ends = self._ends(split, first, last)
-        return Split(*(self._rows(f"{axis}_{split}", ends[0], ends[-1]) for axis in "xy"))
+        return Split(*self._arrays("xy", split, first, last))
 
-    def _ends(self, split: str, first: int, last: int) -> Ints:
-        """Return the first row of client ``first``, and the ends of it and of those to ``last``."""
-        return self._rows(f"ends_{split}", first, last + 2)
+    def _arrays(self, axes: str, split: str, first: int, last: int) -> list[npt.NDArray[Any]]:
+        ends = self._rows(f"ends_{split}", first, last + 2)
+        return [self._rows(f"{axis}_{split}", ends[0], ends[-1]) for axis in axes]
 
     def _rows(self, name: str, first: int, last: int) -> npt.NDArray[Any]:
         """Read rows of a prepared array. Raises ``DataError`` if it cannot be read."""

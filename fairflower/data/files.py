@@ -12,7 +12,7 @@ import sys
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -441,11 +441,21 @@ def read_targets(where: str, values: Any, num_outputs: int | None, task: str) ->
         raise DataError(f"{where}: {error}{of_task}.") from error
 
 
-def check_twins(what: str, held: Mapping[str, Iterable[str]], remedy: str) -> None:
-    """Raise ``DataError`` if names are too similar; ``held`` maps each domain to its names."""
+def places(names: Iterable[str], every: Sequence[str]) -> Ints:
+    """Return the place of each name among all names, int64 [N]."""
+    known = {name: k for k, name in enumerate(every)}
+    return np.array([known[name] for name in names], np.int64)
+
+
+def all_names(what: str, held: Mapping[str, Iterable[str]], remedy: str) -> tuple[str, ...]:
+    """Return the sorted names of all domains; ``held`` maps each domain to its names.
+
+    Raises ``DataError``, which says ``what`` they are, if names are too similar.
+    """
     of = {domain: set(names) for domain, names in held.items()}
     alike: dict[str, list[str]] = {}
-    for name in sorted(set().union(*of.values())):
+    every = tuple(sorted(set().union(*of.values())))
+    for name in every:
         alike.setdefault(_plain(name).casefold(), []).append(name)
     for twins in alike.values():
         # If a domain has both "A" and "a", they are different.
@@ -457,6 +467,7 @@ def check_twins(what: str, held: Mapping[str, Iterable[str]], remedy: str) -> No
                 f"{what} {listed} differ only in case, spaces or code points. {remedy}. If they "
                 "are the same, use the same name; otherwise, use clearly different names."
             )
+    return every
 
 
 def _plain(name: str) -> str:

@@ -84,9 +84,6 @@ class ClassFolders(DataSetOfFiles[FileTable]):
         """Return a mask of the test images of a domain, bool [N], given its sorted labels.
 
         By default, the test images are the first image of each class and every fifth after it.
-
-        >>> ClassFolders.is_test(None, np.array([0, 0, 0, 0, 0, 0, 1, 1])).nonzero()[0].tolist()
-        [0, 5, 6]
         """
         return files.every_fifth(labels)
 
@@ -105,21 +102,16 @@ class ClassFolders(DataSetOfFiles[FileTable]):
         """Warn if ``largest``, the largest value in images with over 8 bits, is far below white."""
 
     def fingerprint(self) -> Any:
-        if self._root is None:
-            return [self.hub]
-        if is_hf_dataset_folder(self._root):
-            return files.stamp(self._root)
-        return [folder_stamp(self.place(domain)) for domain in self.domains]
+        places = dict.fromkeys(map(self.place, self.domains))
+        return [folder_stamp(place) if place else self.hub for place in places]
 
     def source(self, domain: str) -> str:
-        if self._root is None:
-            return f"Hugging Face {self.hub}"
-        return str(self._root if is_hf_dataset_folder(self._root) else self.place(domain))
+        return str(self.place(domain) or f"Hugging Face {self.hub}")
 
-    def place(self, domain: str) -> Path:
-        """Return the folder of a domain."""
-        assert self._root is not None
-        return self._root / domain
+    def place(self, domain: str) -> Path | None:
+        """Return the folder of a domain, or of all together. None means the Hub."""
+        root = self._root
+        return root / domain if root and not is_hf_dataset_folder(root) else root
 
     def layout(self) -> str:
         """Describe the expected content of the folder, for error messages."""
@@ -157,33 +149,28 @@ class ClassFolders(DataSetOfFiles[FileTable]):
         return np.flatnonzero(self.is_test(self._open(domain).labels) == (split == "test"))
 
     def _read(self, domain: str) -> FileTable:
-        if self._root is None:
+        folder = self.place(domain)
+        if folder is None:
             assert self.hub is not None
             remedy = "Set data.dir or FAIRFLOWER_DATA to a folder with the images"
             return self._from_hugging_face(load_hub(self.hub, None, remedy, ("train",)), domain)
-        if is_hf_dataset_folder(self._root):
-            return self._from_hugging_face(load_saved(self._root), domain)
-        if is_hf_dataset_folder(folder := self.place(domain)):
-            return self._from_hugging_face(load_saved(folder), domain, alone=True)
-        return self._from_files(folder)
-
-    def _from_files(self, folder: Path) -> FileTable:
-        where = str(folder)
-        images = images_by_class(folder, lambda name: self._class_of(name, where) != OTHER)
-        entries = (
-            (self._class_of(name, where), file_hash(path) if self.by_content else path.name, path)
-            for name, path in images
-        )
-        return self._of_files(entries, folder)
-
-    def _of_files(self, entries: Iterable[tuple[int, str, Path]], folder: Path) -> FileTable:
-        """Build a domain from tuples (label, text, path), sorted by label, then by text."""
-        numbers, _, paths = [*zip(*sorted(entries), strict=True)] or ((), (), ())
+        if is_hf_dataset_folder(folder):
+            alone = folder != self._root
+            return self._from_hugging_face(load_saved(folder), domain, alone)
+        by_content, records = self.by_content, self.records(folder)
+        entries = sorted((k, file_hash(p) if by_content else p.name, p) for k, p in records)
+        numbers, _, paths = [*zip(*entries, strict=True)] or ((), (), ())
         labels = np.array(numbers, np.int64)
         self._check_complete(str(folder), labels)
         return FileTable(
             labels, lambda i: str(paths[i]), lambda at: (read_picture(paths[i]) for i in at)
         )
+
+    def records(self, folder: Path) -> list[tuple[int, Path]]:
+        """Return the class and the file of every image of a domain, given its `place`."""
+        where = str(folder)
+        images = images_by_class(folder, lambda name: self._class_of(name, where) != OTHER)
+        return [(self._class_of(name, where), path) for name, path in images]
 
     def _from_hugging_face(
         self, data: Dataset | DatasetDict, domain: str, alone: bool = False
@@ -371,21 +358,19 @@ class OwnFiles(DataSet):
         held: dict[str, set[str]] = {}
         for (domain, _), values in self._values.items():
             held.setdefault(domain, set()).update(map(str, set(values)))
-        names = sorted(set().union(*held.values()))
+        setting = f"data.groups = {self.config.groups!r}"
+        names = files.all_names(f"{setting}: the groups", held, "Change the values")
         if len(names) > MAX_GROUPS:
-            problem = f"data.groups = {self.config.groups!r}: found {len(names)} different values"
+            problem = f"{setting}: found {len(names)} different values"
             remedy = f"expected at most {MAX_GROUPS} groups. Store ranges of values instead."
             raise DataError(
                 f"{problem}, such as {', '.join(names[:3])}; {remedy}",
                 public=f"{problem}; {remedy}",
             )
-        what = f"data.groups = {self.config.groups!r}: the groups"
-        files.check_twins(what, held, "Change the values")
-        return tuple(names)
+        return names
 
     def group_of(self, domain: str, split: str) -> Ints:
-        names = np.array(self.group_names)
-        return np.searchsorted(names, self._values[domain, split]).astype(np.int64)
+        return files.places(self._values[domain, split], self.group_names)
 
 
 class DomainNpzFolder(OwnFiles, SplitFiles):

@@ -361,14 +361,13 @@ def read_dicom(path: Path) -> Image.Image:
     from PIL import Image
 
     values, header = _dicom(path)
-    kind = str(header.PhotometricInterpretation)
-    gray = kind in ("MONOCHROME1", "MONOCHROME2")
-    shown = _windowed(values, header) if gray else values / (2.0**header.BitsStored - 1)
+    white = 2.0**header.BitsStored - 1
+    shown = _windowed(values, header) if _is_gray(header) else values / white
     if not np.isfinite(shown).all():
         raise DataError(
             f"{path}: its slope, intercept or window is not a finite number. Correct it."
         )
-    if kind == "MONOCHROME1":
+    if header.PhotometricInterpretation == "MONOCHROME1":
         shown = 1 - shown
     return Image.fromarray(np.rint(255 * shown.clip(0, 1)).astype(np.uint8))
 
@@ -378,10 +377,25 @@ def _dicom(path: Path) -> tuple[npt.NDArray[Any], pydicom.Dataset]:
     header = _header(path)
     from pydicom.pixels import pixel_array
 
-    kind = str(header.PhotometricInterpretation)
-    gray = kind in ("MONOCHROME1", "MONOCHROME2")
-    _check_shape(header, f"{path}: found {kind}", 1 if gray else 3)
+    found = f"{path}: found {header.PhotometricInterpretation}"
+    frames = int(header.get("NumberOfFrames") or 1)
+    sides, samples = (int(header.Rows), int(header.Columns)), int(header.SamplesPerPixel)
+    if frames != 1 or samples != (1 if _is_gray(header) else 3):
+        shape = [*([frames] if frames != 1 else []), *sides, *([samples] if samples != 1 else [])]
+        raise DataError(
+            f"{found} of shape {shape}; expected a single frame, grayscale or RGB. Export the "
+            "frames as PNG files."
+        )
+    if sides[0] * sides[1] > MAX_PIXELS:
+        raise DataError(
+            f"{found} of {sides[1]}x{sides[0]} pixels; expected at most {MAX_PIXELS:,} pixels. "
+            "Reduce its size."
+        )
     return pixel_array(header), header
+
+
+def _is_gray(header: pydicom.Dataset) -> bool:
+    return header.PhotometricInterpretation in ("MONOCHROME1", "MONOCHROME2")
 
 
 def patient_in(path: Path) -> str:
@@ -410,23 +424,6 @@ def _header(path: Path, **options: Any) -> pydicom.Dataset:
                 f"{path} is a deflated DICOM file, which is not supported. Decompress it."
             )
         return dcmread(file, **options)
-
-
-def _check_shape(header: pydicom.Dataset, image: str, colors: int) -> None:
-    """Raise ``DataError`` for several frames, other colors or too many pixels, before decoding."""
-    frames = int(header.get("NumberOfFrames") or 1)
-    sides, samples = (int(header.Rows), int(header.Columns)), int(header.SamplesPerPixel)
-    if frames != 1 or samples != colors:
-        shape = [*([frames] if frames != 1 else []), *sides, *([samples] if samples != 1 else [])]
-        raise DataError(
-            f"{image} of shape {shape}; expected a single frame, grayscale or RGB. Export "
-            "the frames as PNG files."
-        )
-    if sides[0] * sides[1] > MAX_PIXELS:
-        raise DataError(
-            f"{image} of {sides[1]}x{sides[0]} pixels; expected at most {MAX_PIXELS:,} pixels. "
-            "Reduce its size."
-        )
 
 
 def _windowed(values: npt.NDArray[Any], header: pydicom.Dataset) -> npt.NDArray[np.float64]:

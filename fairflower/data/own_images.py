@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fairflower.arguments import Range
 from fairflower.config import DataConfig
 from fairflower.data import files
-from fairflower.data.federation import Ints, Pixels
+from fairflower.data.federation import Ints
 from fairflower.data.folders import (
     EXTENSIONS,
     ClassFolders,
@@ -89,10 +89,6 @@ class OwnImages(OwnFiles, ClassFolders):
                 f"{self.content}; every fifth image becomes a test image. {self.joined}, or set "
                 "data.domains to a single folder."
             )
-
-    @property
-    def _root(self) -> Path:
-        return self.folder
 
     @property
     def redrawable(self) -> bool:  # type: ignore[override]
@@ -288,13 +284,11 @@ class DomainImageFolder(OwnImages):
             listed = self.manifest.get(domain)
             held[domain] = set(listed.columns[label] if listed else encodable(of))
         remedy = "Change the labels" if self.manifest else "Rename their folders"
-        files.check_twins(f"{self.folder}: the classes", held, remedy)
-        return tuple(sorted(set().union(*held.values())))
+        return files.all_names(f"{self.folder}: the classes", held, remedy)
 
     def targets_of(self, domain: str, table: files.Table) -> Targets:
         if self._named:
-            numbers = {name: k for k, name in enumerate(self.classes)}
-            return np.array([numbers[name] for name in table.columns[self.targets[0]]], np.int64)
+            return files.places(table.columns[self.targets[0]], self.classes)
         values = np.stack([table.numbers(name) for name in self.targets], axis=1)
         return values if len(self.targets) > 1 else values[:, 0]
 
@@ -416,10 +410,16 @@ class MaskFolder(OwnImages):
         found = f"{table.path}: {len(paths)} masks of {side}x{side} pixels take"
         files.check_memory(found, len(paths) * side**2, "Lower data.image-size.")
         labels, values = np.empty((len(paths), side, side), np.uint8), np.empty(0, np.int64)
+        most = (self.num_classes or UNKNOWN) - 1
         for k, path in enumerate(paths):
-            mask = self._mask(path)
+            mask = read_mask(path)
+            if (wrong := mask[((mask < 0) | (mask > most)) & (mask != UNKNOWN)]).size:
+                raise DataError(
+                    f"{path}: found the value {wrong[0]}; expected class numbers from 0 to {most},"
+                    f" or {UNKNOWN} for unknown."
+                )
             values = np.union1d(values, mask)
-            labels[k] = nearest(mask[None], (side, side))[0]
+            labels[k] = nearest(mask[None], (side, side))[0]  # fits uint8
             self._sizes[path] = mask.shape
         self._held[domain] = values
         return labels
@@ -434,13 +434,3 @@ class MaskFolder(OwnImages):
                 f"{picture.width}x{picture.height}, as its image {table.columns['file'][row]}."
             )
         return picture
-
-    def _mask(self, path: Path) -> Pixels:
-        """Return a mask, uint8 [H, W]; raise ``DataError`` if a value is no class number."""
-        mask, most = read_mask(path), (self.num_classes or UNKNOWN) - 1
-        if (wrong := mask[((mask < 0) | (mask > most)) & (mask != UNKNOWN)]).size:
-            raise DataError(
-                f"{path}: found the value {wrong[0]}; expected class numbers from 0 to {most}, or "
-                f"{UNKNOWN} for unknown."
-            )
-        return mask.astype(np.uint8)

@@ -1,17 +1,26 @@
-"""Groups of clients, by domain or by image quality, and division of their rows among them."""
+"""Units of examples, groups of clients, and division of a group's units among its clients."""
+
+from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from fairflower.config import DataConfig
 from fairflower.config.text import argument_to_key
-from fairflower.data.data_set import DataSet, labels_of, strata_of, too_few_examples_error
+from fairflower.data.data_set import (
+    DataSet,
+    invalid_values_error,
+    labels_of,
+    strata_of,
+    too_few_examples_error,
+)
 from fairflower.data.federation import Ints
-from fairflower.data.files import explained
+from fairflower.data.files import explained, numbered
 from fairflower.errors import DataError, require
 from fairflower.seeds import derive_seed
 
@@ -20,13 +29,54 @@ MAX_IMBALANCE = 10**6
 
 
 @dataclass(frozen=True)
+class Units:
+    """What is divided of a domain's split: patients, families or devices, or single examples.
+
+    They are numbered by their first examples. ``labels``, int64 [U], are their most frequent
+    labels, by which they are divided. ``sizes``, int64 [U], are their numbers of examples, and
+    ``of``, int64 [N], is each example's unit.
+    """
+
+    labels: Ints
+    sizes: Ints
+    of: Ints
+
+    @classmethod
+    def single(cls, labels: Ints) -> Units:
+        """Return a unit for each example."""
+        return cls(labels, np.ones(len(labels), np.int64), np.arange(len(labels)))
+
+    def rows(self, chosen: Ints) -> Ints:
+        """Return the rows of these units, one unit's after another's, int64 [n]."""
+        return np.concatenate([self._rows[unit] for unit in chosen])
+
+    @cached_property
+    def _rows(self) -> list[Ints]:
+        return np.split(np.argsort(self.of, kind="stable"), np.cumsum(self.sizes)[:-1])
+
+
+def units_of(data_set: DataSet, domain: str, split: str, labels: Ints) -> Units:
+    """Return the units of examples with these labels, by ``data.patient``."""
+    if not data_set.config.patient:
+        return Units.single(labels)
+    values = np.asarray(data_set.units(domain, split), str)
+    if values.shape != labels.shape:
+        expected = f"{len(labels)}, one for each example"
+        raise invalid_values_error(data_set, domain, split, "units", len(values), expected)
+    of = numbered(values)
+    pairs, counts = np.unique(np.stack([of, labels]), axis=1, return_counts=True)
+    order = np.lexsort((pairs[1], -counts, pairs[0]))
+    _, first = np.unique(pairs[0][order], return_index=True)
+    return Units(pairs[1][order][first], np.bincount(of), of)
+
+
+@dataclass(frozen=True)
 class ClientGroup:
     """The clients of a domain, or only its clean or only its corrupted clients.
 
     Its ``name`` is listed in the federation's ``domains``. All its examples come from the data
     set's ``domain``. With ``corrupted``, all its training and test examples are corrupted. Client
-    k gets ``sizes[k]`` of the training examples ``rows``, int64 [N]. With ``data.patient``, rows
-    are numbers of units (`fairflower.data.units`).
+    k gets ``sizes[k]`` of the training examples ``rows``, int64 [N], which are numbers of `Units`.
     """
 
     name: str
@@ -39,40 +89,34 @@ class ClientGroup:
     tested_on: tuple[Ints, ...] = ()
 
 
-def client_groups(
-    data_set: DataSet, labels: Mapping[str, Ints], weights: Mapping[str, Ints] | None = None
-) -> list[ClientGroup]:
+def client_groups(data_set: DataSet, units: Mapping[str, Units]) -> list[ClientGroup]:
     """Return the groups of clients: one per domain, or a clean and a corrupted one per domain.
 
     A data set with a partitioner is divided by `partitioner_groups`. ``data.imbalance-factor``
     selects `imbalanced_groups`, and ``data.corrupted-clients`` selects `quality_groups`. Otherwise,
-    every domain has ``data.clients-per-domain`` clients of equal size. ``labels`` are the labels of
-    each domain's training examples or units, and ``weights`` the number of examples in each.
-    Raises ``DataError`` if settings conflict or leave no clean client.
+    every domain has ``data.clients-per-domain`` clients of equal size. ``units`` are those of each
+    domain's training examples. Raises ``DataError`` if settings conflict or leave no clean client.
     """
     config = data_set.config
-    weights = weights or {d: np.ones(len(values), np.int64) for d, values in labels.items()}
     if data_set.partitioner() is not None:
-        return partitioner_groups(data_set, labels)
+        return partitioner_groups(data_set, units)
     if config.imbalance_factor > 1:
         if config.corrupted_clients:
             raise DataError(
                 "data.imbalance-factor and data.corrupted-clients cannot be combined. Set the "
                 "first to 1 or the second to 0."
             )
-        return imbalanced_groups(data_set, weights)
+        return imbalanced_groups(data_set, units)
     if config.corrupted_clients:
-        return quality_groups(data_set, labels, weights)
+        return quality_groups(data_set, units)
     groups = []
-    for domain, values in weights.items():
-        sizes = _sizes(data_set, domain, int(values.sum()), config.clients_per_domain)
-        groups.append(ClientGroup(domain, domain, np.arange(len(values)), sizes))
+    for domain, own in units.items():
+        sizes = _sizes(data_set, domain, own.sizes, config.clients_per_domain)
+        groups.append(ClientGroup(domain, domain, np.arange(len(own.sizes)), sizes))
     return groups
 
 
-def quality_groups(
-    data_set: DataSet, labels: Mapping[str, Ints], weights: Mapping[str, Ints]
-) -> list[ClientGroup]:
+def quality_groups(data_set: DataSet, units: Mapping[str, Units]) -> list[ClientGroup]:
     """Return a clean and a corrupted group per domain, as in FedISM (IJCAI 2024).
 
     Let ``ratio`` be the fraction of corrupted clients. Of the ``n`` images of a class in a domain,
@@ -92,25 +136,27 @@ def quality_groups(
             "domain must stay clean. Lower it, or raise data.clients-per-domain."
         )
     groups = []
-    for domain, values in labels.items():
+    for domain, own in units.items():
         rng = np.random.default_rng(derive_seed(config.seed, domain, "groups"))
-        clean = stratified_mask(values, lambda count: round((1 - corrupted / clients) * count), rng)
-        prefix = f"{domain} " if len(labels) > 1 else ""
+        kinds, counts = np.unique(own.labels, return_counts=True)
+        wanted = np.rint((1 - corrupted / clients) * counts).astype(int)
+        clean = stratified_mask(own.labels, kinds, wanted, rng)
+        prefix = f"{domain} " if len(units) > 1 else ""
         members_of = {"clean": clients - corrupted, "corrupted": corrupted}
         for name, members in members_of.items():
             rows = np.flatnonzero(clean == (name == "clean"))
             if len(rows) < members:
                 raise DataError(
-                    f"{len(rows)} of the {len(values)} training examples of domain {domain!r} are "
+                    f"{len(rows)} of the {len(clean)} training examples of domain {domain!r} are "
                     f"for its {members} {name} clients. Lower data.clients-per-domain, or change "
                     "data.corrupted-clients."
                 )
-            sizes = _sizes(data_set, domain, int(weights[domain][rows].sum()), members)
+            sizes = _sizes(data_set, domain, own.sizes[rows], members)
             groups.append(ClientGroup(prefix + name, domain, rows, sizes, name == "corrupted"))
     return groups
 
 
-def imbalanced_groups(data_set: DataSet, weights: Mapping[str, Ints]) -> list[ClientGroup]:
+def imbalanced_groups(data_set: DataSet, units: Mapping[str, Units]) -> list[ClientGroup]:
     """Return groups of geometrically decreasing size: the domain imbalance of FedGCR (AAAI 2024).
 
     With ``D`` domains, numbered from 0, domain i has ``round(ratio^(D - 1 - i))`` clients. Its
@@ -132,11 +178,11 @@ def imbalanced_groups(data_set: DataSet, weights: Mapping[str, Ints]) -> list[Cl
     has two clients per domain with sizes 1 : 3; here their sizes are equal.
     """
     factor = data_set.config.imbalance_factor
-    ratio = series_ratio(factor, len(weights))
+    ratio = series_ratio(factor, len(units))
     groups: list[ClientGroup] = []
     total = 0
-    for place, (domain, values) in enumerate(weights.items()):
-        clients, available = round(ratio ** (len(weights) - 1 - place)), int(values.sum())
+    for place, (domain, own) in enumerate(units.items()):
+        clients, available = round(ratio ** (len(units) - 1 - place)), len(own.of)
         if place == 0:
             total = data_set.train_size(domain, available, clients)
         else:
@@ -145,18 +191,18 @@ def imbalanced_groups(data_set: DataSet, weights: Mapping[str, Ints]) -> list[Cl
         step = factor ** (1 / (clients - 1)) if within else ratio
         shares = step ** np.arange(1 - clients, 1)  # the last is 1: none can overflow
         sizes = tuple((total * shares / shares.sum() + 1e-9).astype(int).tolist())
-        groups.append(ClientGroup(domain, domain, np.arange(len(values)), sizes))
+        groups.append(ClientGroup(domain, domain, np.arange(len(own.sizes)), sizes))
     return groups
 
 
-def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[ClientGroup]:
+def partitioner_groups(data_set: DataSet, units: Mapping[str, Units]) -> list[ClientGroup]:
     """Return one group per domain, with clients that the data set's partitioner defines.
 
     Each client is a partition with at least two training examples and a test example. If there are
     more than ``data.clients-per-domain``, that many are drawn with ``data.seed``. Raises
     ``DataError`` if there are fewer, or if a setting divides the examples in another way.
     """
-    config, tested = data_set.config, {d: bool(data_set.columns(d, "test")) for d in labels}
+    config, tested = data_set.config, {d: bool(data_set.columns(d, "test")) for d in units}
     keys = ["fraction", "examples_per_client", "dirichlet_alpha", "corrupted_clients"]
     # The clients have all examples of their partitions, so none is for validation.
     keys += ["validation_examples", "imbalance_factor", "patient"]
@@ -167,11 +213,11 @@ def partitioner_groups(data_set: DataSet, labels: Mapping[str, Ints]) -> list[Cl
                 "this setting at its default."
             )
     groups = []
-    for domain, values in labels.items():
+    for domain, all_units in units.items():
         test = None
         if tested[domain]:
             test = strata_of(data_set, labels_of(data_set, domain, "test"))
-        trained_on, tested_on = apply_partitioner(data_set, domain, values, test)
+        trained_on, tested_on = apply_partitioner(data_set, domain, all_units.labels, test)
         large = [k for k, rows in enumerate(trained_on) if len(rows) > 1]
         usable = [k for k in large if test is None or len(tested_on[k])]
         if len(usable) < config.clients_per_domain:
@@ -218,17 +264,18 @@ def series_ratio(factor: int, domains: int) -> float:
 
 
 def stratified_mask(
-    labels: Ints, wanted: Callable[[int], int], rng: np.random.Generator
+    labels: Ints, kinds: Ints, counts: Sequence[int] | Ints, rng: np.random.Generator
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask, bool [N], of ``wanted(n)`` random images out of the ``n`` of each class."""
+    """Return a mask, bool [N], of ``counts[k]`` random examples with the label ``kinds[k]``."""
     chosen = np.zeros(len(labels), np.bool_)
-    for label in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == label))
-        chosen[members[: wanted(len(members))]] = True
+    for kind, count in zip(kinds, counts, strict=True):
+        chosen[rng.permutation(np.flatnonzero(labels == kind))[:count]] = True
     return chosen
 
 
-def _sizes(data_set: DataSet, domain: str, available: int, clients: int) -> tuple[int, ...]:
+def _sizes(data_set: DataSet, domain: str, units: Ints, clients: int) -> tuple[int, ...]:
+    """Return the number of examples for each client of these units, given by their sizes."""
+    available = int(units.sum())
     if clients > available:  # before there is a list of all of them
         remedy = "Lower data.clients-per-domain"
         raise too_few_examples_error(domain, available, "training examples", clients, remedy)
@@ -309,9 +356,38 @@ def divide(
     [[3, 0], [4, 2, 5]]
     """
     weights = np.ones(len(labels), np.int64) if weights is None else weights
+    pools = [sum(sizes)] if alpha else sizes
+    needed, available = sum(sizes), int(weights.sum())
+    if len(pools) > len(labels):
+        what, remedy = f"training {noun(weights)}", f"Lower {client_count_key}"
+        raise too_few_examples_error(domain, len(labels), what, len(pools), remedy)
+    if not min(pools):
+        raise DataError(
+            f"{pools.count(0)} of the {len(pools)} clients of domain {domain!r} would get no "
+            f"training example. Lower {client_count_key}, or raise data.fraction or "
+            "data.examples-per-client."
+        )
+    if needed > available:
+        each = " to ".join(map(str, sorted({min(pools), max(pools)})))
+        raise DataError(
+            f"Domain {domain!r} has {available} training examples, but "
+            f"{len(pools)} clients x {each} examples = {needed} are needed. Change "
+            f"{client_count_key}, data.fraction or data.examples-per-client."
+        )
+    rng = split_rng(seed, domain, "train")
+    order = rng.permutation(len(labels))
+    if every_class:
+        kinds = len(np.unique(labels))
+        if min(pools) < kinds:
+            raise DataError(
+                f"Each client of domain {domain!r} needs examples of all {kinds} classes, but gets"
+                f" only {min(pools)} examples. Raise data.fraction or data.examples-per-client."
+            )
+        order = cover_every_class(order, labels, pools, rng)
+    dealt = deal(order, pools, weights)
     if not alpha:
-        return _drawn(domain, labels, sizes, seed, every_class, client_count_key, weights)
-    (pool,) = _drawn(domain, labels, [sum(sizes)], seed, every_class, client_count_key, weights)
+        return dealt
+    (pool,) = dealt
     rng = np.random.default_rng(derive_seed(seed, domain, "dirichlet"))
     shares = dirichlet_shares(labels[pool], len(sizes), alpha, rng)
     if shares is None:
@@ -392,46 +468,6 @@ def rows_of_each(client: Ints, clients: int) -> list[Ints]:
     return shares
 
 
-def _drawn(
-    domain: str,
-    labels: Ints,
-    sizes: Sequence[int],
-    seed: int,
-    every_class: bool,
-    count_key: str,
-    weights: Ints,
-) -> list[Ints]:
-    """Draw ``sizes[k]`` examples at random for each client k."""
-    needed, available = sum(sizes), int(weights.sum())
-    if len(sizes) > len(labels):
-        what, remedy = f"training {noun(weights)}", f"Lower {count_key}"
-        raise too_few_examples_error(domain, len(labels), what, len(sizes), remedy)
-    if not min(sizes):
-        raise DataError(
-            f"{sizes.count(0)} of the {len(sizes)} clients of domain {domain!r} would get no "
-            f"training example. Lower {count_key}, or raise data.fraction or "
-            "data.examples-per-client."
-        )
-    if needed > available:
-        each = " to ".join(map(str, sorted({min(sizes), max(sizes)})))
-        raise DataError(
-            f"Domain {domain!r} has {available} training examples, but "
-            f"{len(sizes)} clients x {each} examples = {needed} are needed. Change "
-            f"{count_key}, data.fraction or data.examples-per-client."
-        )
-    rng = split_rng(seed, domain, "train")
-    order = rng.permutation(len(labels))
-    if every_class:
-        kinds = len(np.unique(labels))
-        if min(sizes) < kinds:
-            raise DataError(
-                f"Each client of domain {domain!r} needs examples of all {kinds} classes, but gets"
-                f" only {min(sizes)} examples. Raise data.fraction or data.examples-per-client."
-            )
-        order = cover_every_class(order, labels, sizes, rng)
-    return deal(order, sizes, weights)
-
-
 def apply_partitioner(
     data_set: DataSet, domain: str, train: Ints, test: Ints | None = None
 ) -> tuple[list[Ints], list[Ints]]:
@@ -507,6 +543,6 @@ def cover_every_class(
     return order
 
 
-def split_rng(seed: int, domain: str, split: str) -> np.random.Generator:
-    """Return the random generator for a split of a domain."""
-    return np.random.default_rng([seed, *f"{domain}/{split}".encode()])
+def split_rng(seed: int, *purpose: str) -> np.random.Generator:
+    """Return the random generator for a purpose, such as a domain and a split of it."""
+    return np.random.default_rng([seed, *"/".join(purpose).encode()])

@@ -26,14 +26,16 @@ from fairflower.data.data_set import (
 from fairflower.data.federation import Federation, Ints
 from fairflower.data.partition import (
     ClientGroup,
+    Units,
     client_groups,
     deal,
     divide,
     equal_sizes,
     like_training,
     split_rng,
+    stratified_mask,
+    units_of,
 )
-from fairflower.data.units import Units, check_patients, units_of
 from fairflower.errors import DataError
 from fairflower.seeds import derive_seed
 from fairflower.tasks import Targets, task_of
@@ -59,8 +61,6 @@ def divided_rows(
         s: {d: units_of(data_set, d, s, strata_of(data_set, y)) for d, y in of.items()}
         for s, of in targets.items()
     }
-    labels = {s: {d: unit.labels for d, unit in of.items()} for s, of in units.items()}
-    weights = {s: {d: unit.sizes for d, unit in of.items()} for s, of in units.items()}
     if config.dirichlet_alpha and not task_of(data_set.task).classes:
         raise DataError(
             f"data.dirichlet-alpha = {config.dirichlet_alpha:g} divides classes, but the task is "
@@ -69,74 +69,76 @@ def divided_rows(
     if config.patient and data_set.every_class:
         found = f"data.patient: {config.name} gives every class to each client"
         raise DataError(f"{found}, which whole patients cannot do. Remove the setting.")
-    trained, each = labels["train"], weights["train"]
-    groups = client_groups(data_set, trained, each)
-    train = train_rows(data_set, groups, trained, each)
-    test = test_rows(config, groups, weights["test"])
-    skewed = bool(config.dirichlet_alpha or groups[0].trained_on)
-    if skewed:
-        test = _like_training(groups, train, test, trained, labels["test"])
-    rows = {"train": train, "test": test}
-    if count := config.validation_examples:
-        pools = {group.name: group.rows for group in groups}
-        sizes = {group.name: each[group.domain] for group in groups}
-        unused = set_aside(pools, train, count, config.seed, sizes)
-        if skewed:
-            unused = _like_training(groups, train, unused, trained, trained)
-        rows = {"train": train, "validation": unused, "test": test}
-    elif share := config.validation_fraction:
-        group_labels = {group.name: trained[group.domain] for group in groups}
+    groups = client_groups(data_set, units["train"])
+    rows: dict[str, Rows] = {"train": {}, "validation": {}, "test": {}}
+    for group in groups:
+        trained, tested = (units[split][group.domain] for split in ("train", "test"))
+        train, test = train_rows(data_set, group, trained), test_rows(config, group, tested)
+        skewed = config.dirichlet_alpha or group.trained_on
+        if skewed and not group.tested_on:
+            test = _like_training(train, trained, test, tested)
+        rows["train"][group.name], rows["test"][group.name] = train, test
+        if config.validation_examples:
+            unused = set_aside(group, train, config.validation_examples, config.seed, trained)
+            if skewed:
+                unused = _like_training(train, trained, unused, trained)
+            rows["validation"][group.name] = unused
+    if config.validation_fraction and not config.validation_examples:
+        labels = {group.name: units["train"][group.domain].labels for group in groups}
         unit = "patient" if config.patient else "example"
-        kept, held_out = hold_out(train, group_labels, share, config.seed, unit)
-        rows = {"train": kept, "validation": held_out, "test": test}
+        divided = hold_out(rows["train"], labels, config.validation_fraction, config.seed, unit)
+        rows["train"], rows["validation"] = divided
+    rows = {split: by_group for split, by_group in rows.items() if by_group}
     if config.patient:
         rows = {s: _of_units(config, groups, s, own, units[SPLITS[s]]) for s, own in rows.items()}
     return targets, groups, rows
 
 
-def train_rows(
-    data_set: DataSet,
-    groups: list[ClientGroup],
-    labels: Mapping[str, Ints],
-    weights: Mapping[str, Ints] | None = None,
-) -> Rows:
-    """Divide the training rows of each group among its clients; for ``weights`` see `divide`."""
-    if groups[0].trained_on:
-        return {group.name: list(group.trained_on) for group in groups}
-    config, rows = data_set.config, {}
-    for group in groups:
-        shares = divide(
-            group.name,
-            labels[group.domain][group.rows],
-            group.sizes,
-            config.seed,
-            every_class=data_set.every_class,
-            alpha=config.dirichlet_alpha,
-            client_count_key=client_count_key(config),
-            weights=weights[group.domain][group.rows] if weights else None,
-        )
-        rows[group.name] = [group.rows[share] for share in shares]
-    return rows
+def check_patients(data_set: DataSet, domains: tuple[str, ...]) -> None:
+    """Raise ``DataError`` if a patient of a domain has training and test examples.
 
-
-def test_rows(config: DataConfig, groups: list[ClientGroup], weights: Mapping[str, Ints]) -> Rows:
-    """Shuffle each group's test rows, limit their number and divide them among its clients.
-
-    ``weights`` are the number of examples in each row or unit of a domain, int64 [N]. If there are
-    fewer rows than clients, some get none: `check_clients_can_test` refuses this if clients test.
+    The message has counts only: numbers of patients, and no patient.
     """
-    rows = {}
-    for group in groups:
-        if group.tested_on:
-            rows[group.name] = list(group.tested_on)
-            continue
-        each = weights[group.domain]
-        order = split_rng(config.seed, group.domain, "test").permutation(len(each))
-        if not len(each):
-            raise too_few_examples_error(group.name, 0, "test examples", len(group.sizes), "")
-        count = min(config.test_examples or each.sum(), each.sum())
-        rows[group.name] = deal(order, equal_sizes(int(count), len(group.sizes)), each)
-    return rows
+    for domain in domains if data_set.config.patient else ():
+        train, test = (set(data_set.units(domain, split)) for split in ("train", "test"))
+        if both := len(train & test):
+            found = f"{both} of {len(train | test)} patients have training and test examples"
+            remedy = "Correct the split, or set data.redraw = rows to draw whole patients."
+            setting = f"data.patient = {data_set.config.patient!r}"
+            public = f"{setting}: {found}. {remedy}"
+            raise DataError(f"{setting}: {domain!r}: {found}. {remedy}", public=public)
+
+
+def train_rows(data_set: DataSet, group: ClientGroup, units: Units) -> list[Ints]:
+    """Divide the training rows of a group among its clients."""
+    if group.trained_on:
+        return list(group.trained_on)
+    shares = divide(
+        group.name,
+        units.labels[group.rows],
+        group.sizes,
+        data_set.config.seed,
+        every_class=data_set.every_class,
+        alpha=data_set.config.dirichlet_alpha,
+        client_count_key=client_count_key(data_set.config),
+        weights=units.sizes[group.rows],
+    )
+    return [group.rows[share] for share in shares]
+
+
+def test_rows(config: DataConfig, group: ClientGroup, units: Units) -> list[Ints]:
+    """Shuffle a group's test rows, limit their number and divide them among its clients.
+
+    If there are fewer rows than clients, some get none: `check_clients_can_test` refuses this if
+    clients test.
+    """
+    if group.tested_on:
+        return list(group.tested_on)
+    order = split_rng(config.seed, group.domain, "test").permutation(len(units.sizes))
+    if not len(order):
+        raise too_few_examples_error(group.name, 0, "test examples", len(group.sizes), "")
+    count = min(config.test_examples or len(units.of), len(units.of))
+    return deal(order, equal_sizes(count, len(group.sizes)), units.sizes)
 
 
 def check_clients_can_test(config: DataConfig, federation: Federation, split: str) -> None:
@@ -151,18 +153,12 @@ def check_clients_can_test(config: DataConfig, federation: Federation, split: st
             raise too_few_examples_error(domain, count, what, clients[domain], remedy)
 
 
-def _like_training(
-    groups: list[ClientGroup], train: Rows, test: Rows, labels: Mapping[str, Ints], tests: Any
-) -> Rows:
-    """Divide test or validation rows, with labels ``tests``, by class as training rows are."""
-    rows = dict(test)
-    for group in (group for group in groups if not group.tested_on):
-        trained, tested = labels[group.domain], tests[group.domain]
-        most = 1 + max(trained.max(), tested.max())
-        counts = np.array([np.bincount(trained[own], minlength=most) for own in train[group.name]])
-        kept = np.concatenate(test[group.name])
-        rows[group.name] = [kept[share] for share in like_training(tested[kept], counts)]
-    return rows
+def _like_training(train: list[Ints], trained: Units, rows: list[Ints], units: Units) -> list[Ints]:
+    """Divide a group's test or validation rows, of these units, by class as training rows are."""
+    most = 1 + max(trained.labels.max(), units.labels.max())
+    counts = np.array([np.bincount(trained.labels[own], minlength=most) for own in train])
+    kept = np.concatenate(rows)
+    return [kept[share] for share in like_training(units.labels[kept], counts)]
 
 
 def hold_out(
@@ -196,34 +192,25 @@ def hold_out(
 
 
 def set_aside(
-    pools: Mapping[str, Ints],
-    rows: Mapping[str, Sequence[Ints]],
-    count: int,
-    seed: int,
-    weights: Mapping[str, Ints] | None = None,
-) -> Rows:
-    """Draw each client's validation rows from the rows on which no client trains.
+    group: ClientGroup, train: list[Ints], count: int, seed: int, units: Units
+) -> list[Ints]:
+    """Draw each client's validation rows from the rows of its group on which no client trains.
 
-    In each group, ``count`` unused rows (or all, if there are fewer) are drawn at random, with a
-    generator derived from ``seed`` and the group's name, and divided among the clients. ``pools``
-    has the rows of each group, int64 [N], and ``rows`` the training rows of each of its clients.
-    With ``weights`` by group, rows are units (`fairflower.data.partition.deal`). Raises
-    ``DataError`` if a group has no unused rows.
+    ``count`` unused rows (or all, if there are fewer) are drawn at random, with a generator derived
+    from ``seed`` and the group's name, and divided among the clients
+    (`fairflower.data.partition.deal`). ``units`` are those of the domain's training examples, and
+    ``train`` the training rows of clients. Raises ``DataError`` if there are no unused rows.
     """
-    validation = {}
-    for name, clients in rows.items():
-        unused = np.setdiff1d(pools[name], np.concatenate(clients))
-        if not len(unused):
-            raise DataError(
-                f"data.validation-examples = {count}: the {len(clients)} clients of {name!r} leave"
-                f" none of its {len(pools[name])} training examples unused. Lower data.fraction or "
-                "data.examples-per-client, or use data.validation-fraction."
-            )
-        rng = np.random.default_rng(derive_seed(seed, name, "validation"))
-        each = weights[name] if weights else np.ones(unused.max() + 1, np.int64)
-        most = min(max(count, len(clients)), int(each[unused].sum()))
-        validation[name] = deal(rng.permutation(unused), equal_sizes(most, len(clients)), each)
-    return validation
+    unused = np.setdiff1d(group.rows, np.concatenate(train))
+    if not len(unused):
+        raise DataError(
+            f"data.validation-examples = {count}: the {len(train)} clients of {group.name!r} leave"
+            f" none of its {len(group.rows)} training examples unused. Lower data.fraction or "
+            "data.examples-per-client, or use data.validation-fraction."
+        )
+    rng = np.random.default_rng(derive_seed(seed, group.name, "validation"))
+    most = min(max(count, len(train)), int(units.sizes[unused].sum()))
+    return deal(rng.permutation(unused), equal_sizes(most, len(train)), units.sizes)
 
 
 def _wanted(images: int, share: float) -> int:
@@ -241,10 +228,7 @@ def _drawn(labels: Ints, share: float, seed: int) -> npt.NDArray[np.bool_]:
     while taken.sum() < _wanted(len(labels), share):
         claims = np.where(taken < counts - 1, quotas - taken, -np.inf)
         taken[order[np.argmax(claims[order])]] += 1
-    out = np.zeros(len(labels), np.bool_)
-    for label, count in zip(classes, taken, strict=True):
-        out[rng.permutation(np.flatnonzero(labels == label))[:count]] = True
-    return out
+    return stratified_mask(labels, classes, taken, rng)
 
 
 def _check(
@@ -291,7 +275,8 @@ def draw_anew(data_set: DataSet) -> None:
         )
         rng = np.random.default_rng(derive_seed(config.seed, domain, "redraw"))
         if not config.unit[1]:
-            test = _by_class(trained, tested, rng)
+            counts = np.unique(tested, return_counts=True)
+            test = stratified_mask(np.concatenate([trained, tested]), *counts, rng)
         else:
             units = np.concatenate([np.asarray(units_in(domain, s), str) for s in splits])
             if len(np.unique(units)) < 2:
@@ -300,7 +285,10 @@ def draw_anew(data_set: DataSet) -> None:
                     f"{setting} = {name!r}: {domain!r} has only one, so there is nothing to draw. "
                     "Remove the setting."
                 )
-            test = _by_unit(units, len(tested), rng)
+            _, unit, sizes = np.unique(units, return_inverse=True, return_counts=True)
+            order = rng.permutation(len(sizes))
+            ends = np.cumsum(sizes[order])[:-1]  # one unit is left to train on
+            test = np.isin(unit, order[: 1 + np.abs(ends - len(tested)).argmin()])
         return len(trained), {"train": np.flatnonzero(~test), "test": np.flatnonzero(test)}
 
     def places(domain: str, split: str, rows: Ints) -> Ints:
@@ -360,23 +348,3 @@ def _of_units(
             count = sum(map(len, clients))
             raise too_few_examples_error(name, count, what, len(clients), remedy)
     return {g.name: [of[g.domain].rows(own) for own in rows[g.name]] for g in groups}
-
-
-def _by_class(train: Ints, test: Ints, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Return a mask, bool [N], of as many random test examples of each class as in ``test``."""
-    pooled = np.concatenate([train, test])
-    chosen = np.zeros(len(pooled), np.bool_)
-    for label in np.unique(test):
-        members = rng.permutation(np.flatnonzero(pooled == label))
-        chosen[members[: np.count_nonzero(test == label)]] = True
-    return chosen
-
-
-def _by_unit(
-    units: npt.NDArray[np.str_], count: int, rng: np.random.Generator
-) -> npt.NDArray[np.bool_]:
-    """Return a mask, bool [N], of random units that have about ``count`` examples together."""
-    _, unit, sizes = np.unique(units, return_inverse=True, return_counts=True)
-    order = rng.permutation(len(sizes))
-    nearest = np.abs(np.cumsum(sizes[order])[:-1] - count).argmin()  # one unit is left to train on
-    return np.isin(unit, order[: 1 + nearest])

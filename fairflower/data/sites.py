@@ -5,6 +5,7 @@ sends the result to all sites, so that they can use the common class numbers and
 (`as_in`).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from reprlib import repr as shortened
@@ -16,6 +17,7 @@ from fairflower.config.text import names_in, unknown
 from fairflower.data.cache import make_data_set, prepare
 from fairflower.data.data_set import check_classes
 from fairflower.data.federation import ClientInfo, Federation, Ints, Split
+from fairflower.data.files import places
 from fairflower.errors import DataError
 
 
@@ -83,12 +85,7 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
     classes = _merged(site.classes for site in sites)
     domains = tuple(dict.fromkeys(site.domains[0] for site in sites))
 
-    def summed(split: str) -> tuple[int, ...]:
-        """Sum sizes over the sites of each domain; empty if a site lacks the split."""
-        pairs = [(site.domains[0], sum(site.sizes(split))) for site in sites if site.sizes(split)]
-        sums = (sum(size for name, size in pairs if name == domain) for domain in domains)
-        return tuple(sums) if len(pairs) == len(sites) else ()
-
+    validated = all(site.validation_sizes for site in sites)
     merged = replace(
         merged,
         domains=domains,
@@ -97,8 +94,8 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
         classes=classes,
         group_names=_merged(site.group_names for site in sites),
         fingerprint="",
-        test_sizes=summed("test"),
-        validation_sizes=summed("validation"),
+        test_sizes=_summed(sites, "test", domains),
+        validation_sizes=_summed(sites, "validation", domains) if validated else (),
         held_out="",  # a site has only its own domain
         held_out_size=0,
     )
@@ -122,21 +119,24 @@ def joined(merged: Federation, site: Federation) -> Federation:
     beyond += [name for name in site.group_names if name not in merged.group_names]
     if beyond:
         raise DataError(f"it has classes or groups that the run lacks: {', '.join(beyond)}.")
-    (domain,), known = site.domains, merged.domains
-    domains = known if domain in known else (*known, domain)
-
-    def summed(split: str) -> tuple[int, ...]:
-        sizes, own = dict(zip(known, merged.sizes(split), strict=False)), sum(site.sizes(split))
-        return tuple(sizes.get(name, 0) + own * (name == domain) for name in domains if sizes)
-
+    domains = tuple(dict.fromkeys(merged.domains + site.domains))
+    validated = bool(merged.validation_sizes)
     return replace(
         merged,
         domains=domains,
         sources=("the sites' own",) * len(domains),
-        test_sizes=summed("test"),
-        validation_sizes=summed("validation"),
+        test_sizes=_summed((merged, site), "test", domains),
+        validation_sizes=_summed((merged, site), "validation", domains) if validated else (),
         clients=(*merged.clients, site_client_info(len(merged.clients), site, merged)),
     )
+
+
+def _summed(parts: Sequence[Federation], split: str, domains: Iterable[str]) -> tuple[int, ...]:
+    """Return the number of a split's examples in each domain over all parts."""
+    sums: Counter[str] = Counter()
+    for part in parts:
+        sums.update(dict(zip(part.domains, part.sizes(split), strict=False)))
+    return tuple(sums[domain] for domain in domains)
 
 
 def _check_compatible(sites: Sequence[Federation], most: Federation) -> None:
@@ -197,8 +197,7 @@ def _merged(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 
 def groups_in(merged: Federation, site: Federation, groups: Ints) -> Ints:
     """Convert group numbers of a site to the group numbers of the merged federation."""
-    numbers = [merged.group_names.index(name) for name in site.group_names]
-    return np.array(numbers, np.int64)[groups]
+    return places(site.group_names, merged.group_names)[groups]
 
 
 def site_client_info(client_id: int, site: Federation, merged: Federation) -> ClientInfo:
@@ -227,4 +226,4 @@ def _numbers(site: Federation, merged: Federation) -> Ints:
     """Return, for each class of a site, its number in the merged federation."""
     if not site.classes:
         return np.arange(site.num_classes)
-    return np.array([merged.classes.index(name) for name in site.classes], np.int64)
+    return places(site.classes, merged.classes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import string
-from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +14,6 @@ from fairflower.data.data_set import IMAGENET
 from fairflower.data.federation import Augment, Ints, Pixels
 from fairflower.data.files import NpzFile, read_csv, stamp
 from fairflower.data.folders import ClassFolders, SplitFiles
-from fairflower.data.images import FileTable
 from fairflower.data.partition import stratified_mask
 from fairflower.errors import DataError, quoted, require
 from fairflower.seeds import derive_seed
@@ -301,16 +299,11 @@ def _renamed(data: DatasetDict, old: str, new: str) -> DatasetDict:
 #: Fraction of the lesions whose images become test images if the source is not split by lesion.
 LESION_TEST_SHARE = 0.2
 
-#: Diagnosis as written in the data set on the Hub -> class.
-_CLASS_OF_DIAGNOSIS = {
-    "actinic_keratoses": "akiec",
-    "basal_cell_carcinoma": "bcc",
-    "benign_keratosis-like_lesions": "bkl",
-    "dermatofibroma": "df",
-    "melanoma": "mel",
-    "melanocytic_nevi": "nv",
-    "vascular_lesions": "vasc",
-}
+#: Diagnoses as written in the data set on the Hub, in the order of the classes.
+_DIAGNOSES = (
+    *("actinic_keratoses", "basal_cell_carcinoma", "benign_keratosis-like_lesions"),
+    *("dermatofibroma", "melanoma", "melanocytic_nevi", "vascular_lesions"),
+)
 
 
 class HAM10000(SplitFiles):
@@ -357,8 +350,14 @@ class HAM10000(SplitFiles):
             )
         _, distinct = np.unique(np.asarray(pool["image_id"][:]), return_index=True)
         lesions = np.asarray(pool["lesion_id"][:])[distinct]
-        diagnoses = pool["dx"][:]
-        labels = np.array([_class_of_lesion(diagnoses[i]) for i in distinct])
+        numbers = {name: k for names in (self.classes, _DIAGNOSES) for k, name in enumerate(names)}
+        every = pool["dx"][:]
+        diagnoses = [every[i].lower() for i in distinct]
+        if unknown := sorted({*diagnoses} - numbers.keys()):
+            raise DataError(
+                f"HAM10000: found the diagnosis {unknown[0]!r}; expected {', '.join(self.classes)}."
+            )
+        labels = np.array([numbers[name] for name in diagnoses])
         kinds = np.unique(lesions)
         drawn = np.random.default_rng(0).permutation(kinds)[: round(LESION_TEST_SHARE * len(kinds))]
         test = np.isin(lesions, drawn)
@@ -367,15 +366,6 @@ class HAM10000(SplitFiles):
             rows, of = images.select(distinct[chosen]), labels[chosen].tolist()
             split[name] = rows.add_column("label", of)
         return split
-
-
-def _class_of_lesion(diagnosis: str) -> int:
-    name = _CLASS_OF_DIAGNOSIS.get(diagnosis.lower(), diagnosis.lower())
-    if name in HAM10000.classes:
-        return HAM10000.classes.index(name)
-    raise DataError(
-        f"HAM10000: found the diagnosis {diagnosis!r}; expected {', '.join(HAM10000.classes)}."
-    )
 
 
 class ImageTable(ClassFolders):
@@ -399,10 +389,6 @@ class ImageTable(ClassFolders):
     mean, std = IMAGENET
     auc = True
 
-    @abstractmethod
-    def records(self, root: Path) -> list[tuple[int, Path]]:
-        """Return the class and the file of every image."""
-
     def layout(self) -> str:
         return f"{self.table} and {self.image_folder}"
 
@@ -412,20 +398,16 @@ class ImageTable(ClassFolders):
     def is_test(self, labels: Ints) -> npt.NDArray[np.bool_]:
         """Return a mask of a random fifth of every class, rounded up, bool [N]."""
         rng = np.random.default_rng(derive_seed(0, self.title, "test"))
-        return ~stratified_mask(labels, lambda count: 4 * count // 5, rng)
+        kinds, counts = np.unique(labels, return_counts=True)
+        return ~stratified_mask(labels, kinds, 4 * counts // 5, rng)
 
     def fingerprint(self) -> Any:
         """Return the stamp of the table, and the modification time of the image folder."""
         assert self._root is not None
         return [stamp(self._root / self.table), (self._root / self.image_folder).stat().st_mtime_ns]
 
-    def source(self, domain: str) -> str:
-        return str(self._root)
-
-    def _read(self, domain: str) -> FileTable:
-        assert self._root is not None
-        records = ((label, path.name, path) for label, path in self.records(self._root))
-        return self._of_files(records, self._root)
+    def place(self, domain: str) -> Path | None:
+        return self._root
 
 
 class ISIC2019(ImageTable):
@@ -455,10 +437,10 @@ class ISIC2019(ImageTable):
     image_folder = "ISIC_2019_Training_Input"
     subfolders = ("isic2019", "ISIC2019", "ISIC_2019")
 
-    def records(self, root: Path) -> list[tuple[int, Path]]:
+    def records(self, folder: Path) -> list[tuple[int, Path]]:
         """Return the class and the file of every image of the eight classes."""
-        path, folder = root / self.table, root / self.image_folder
-        files = {file.name for file in folder.iterdir()}
+        path, images = folder / self.table, folder / self.image_folder
+        files = {file.name for file in images.iterdir()}
         table = read_csv(path, dict.fromkeys(("image", *self.classes), ""))
         values = np.stack([table.numbers(name) for name in self.classes], axis=1)
         names = np.array([f"{image}.jpg" for image in table.columns["image"]], object)
@@ -470,9 +452,9 @@ class ISIC2019(ImageTable):
             )
         for name in names[known]:
             if name not in files:
-                raise DataError(f"{folder} has no file {quoted(name)}. Add it.")
+                raise DataError(f"{images} has no file {quoted(name)}. Add it.")
         labels = values[known].argmax(axis=1).tolist()
-        return [(label, folder / name) for label, name in zip(labels, names[known], strict=True)]
+        return [(label, images / name) for label, name in zip(labels, names[known], strict=True)]
 
 
 SLICES = 25_000  # number of slices in FedISM
@@ -500,10 +482,10 @@ class RSNAICH(ImageTable):
     image_folder = "stage_2_train"
     subfolders = ("rsna-ich", "rsna-intracranial-hemorrhage-detection")
 
-    def records(self, root: Path) -> list[tuple[int, Path]]:
+    def records(self, folder: Path) -> list[tuple[int, Path]]:
         """Return the class and the file of every slice with exactly one kind of hemorrhage."""
-        path = root / self.table
-        found = sorted((root / self.image_folder).iterdir())
+        path = folder / self.table
+        found = sorted((folder / self.image_folder).iterdir())
         files = {f.stem: f for f in found if f.suffix.lower() in (".dcm", ".png", ".jpg", ".jpeg")}
         table = read_csv(path, {"ID": "", "Label": ""})
         kinds: dict[str, set[str]] = {}

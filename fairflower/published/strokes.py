@@ -33,7 +33,8 @@ from PIL import Image
 
 from fairflower.data.data_set import DataSet
 from fairflower.data.federation import Augment, Ints, Pixels
-from fairflower.published.uci_digits import divided_rows, generator
+from fairflower.data.partition import split_rng
+from fairflower.published.uci_digits import divided_rows
 
 SIZE = 32  # side of the generated images, in pixels
 TRAIN_SIZES = {"flatbed": 480, "fax": 240, "microfilm": 160, "phone": 160}
@@ -81,7 +82,7 @@ def generate() -> dict[tuple[str, str], tuple[Pixels, Pixels]]:
     digits = load_digits().images / 16
     splits = {}
     for (domain, split), rows in source_rows().items():
-        rng = generator(_SEED, domain, split)
+        rng = split_rng(_SEED, domain, split)
         ink = _placed(digits[rows], rng)
         pixels = np.rint(255 * _SCANNERS[domain](ink, rng).clip(0, 1)).astype(np.uint8)
         splits[domain, split] = pixels, (ink >= 0.5).astype(np.uint8)

@@ -40,6 +40,7 @@ from PIL import Image
 
 from fairflower.data.data_set import DataSet
 from fairflower.data.federation import Augment, Ints, Pixels
+from fairflower.data.partition import split_rng
 
 SIZE = 16  # side of the generated images, in pixels; another ``data.image-size`` resizes them
 TRAIN_SIZES = {"plain": 600, "inverted": 300, "rotated": 200, "printed": 200}
@@ -99,10 +100,10 @@ def generate() -> dict[tuple[str, str], tuple[Pixels, Ints]]:
     source = load_digits()
     splits = {}
     for (domain, split), rows in source_rows().items():
-        images = _written(domain, source.images[rows] / 16, generator(_SEED, domain, split))
+        images = _written(domain, source.images[rows] / 16, split_rng(_SEED, domain, split))
         splits[domain, split] = images, source.target[rows].astype(np.int64)
     for split, count in (("train", TRAIN_SIZES["printed"]), ("test", TEST_SIZE)):
-        rng = generator(_SEED, "printed", split)
+        rng = split_rng(_SEED, "printed", split)
         labels = rng.permutation(np.arange(count) % 10).astype(np.int64)
         splits["printed", split] = _printed(labels, fonts(split), rng), labels
     return splits
@@ -123,7 +124,7 @@ def divided_rows(
     """Return rows of ``load_digits`` for each domain and split; no session is in both splits."""
     rows = {}
     for split, span in {"train": (0, FIRST_TEST_IMAGE), "test": (FIRST_TEST_IMAGE, 1797)}.items():
-        order = generator(seed, "source", split).permutation(np.arange(*span))
+        order = split_rng(seed, "source", split).permutation(np.arange(*span))
         for domain, train_size in train_sizes.items():
             size = train_size if split == "train" else test_size
             rows[domain, split], order = order[:size], order[size:]
@@ -135,11 +136,6 @@ def fonts(split: str) -> list[Path]:
     from matplotlib import get_data_path
 
     return [Path(get_data_path(), "fonts", "ttf", f"{name}.ttf") for name in _FONTS[split]]
-
-
-def generator(seed: int, *purpose: str) -> np.random.Generator:
-    """Return the generator of random numbers for one purpose."""
-    return np.random.default_rng([seed, *"/".join(purpose).encode()])
 
 
 def _written(domain: str, digits: npt.NDArray[np.float64], rng: np.random.Generator) -> Pixels:

@@ -247,7 +247,7 @@ DATA_SETS = Registry(
         "18 institutions, of which 11 are joined",
         "strokes": "strokes:Strokes - embedded, segmentation: strokes of handwritten digits on "
         "the paper of four scanners (flatbed, fax, microfilm, phone)",
-        "languages": "fairflower.data.corpus:Languages - embedded, next-token: the same 659 "
+        "languages": "fairflower.data.texts:Languages - embedded, next-token: the same 659 "
         "interface texts in six languages of five scripts, as bytes",
         "images": "fairflower.data.own_images:DomainImageFolder - your own images: a folder with "
         "<domain>/<class>/<image>, or manifest.csv; images:bits=12 for 16-bit gray images that "
@@ -263,7 +263,7 @@ DATA_SETS = Registry(
         "table": "fairflower.tables.data_set:TableFolder - your own tables: a folder with "
         "<domain>.csv, .tsv, .txt or .parquet for each domain, or one file with "
         "data.domain-column; data.target names what is predicted",
-        "corpus": "fairflower.data.corpus:DomainCorpus - your own texts, for next-token: a folder "
+        "corpus": "fairflower.data.texts:DomainCorpus - your own texts, for next-token: a folder "
         "with <domain>/*.txt or *.jsonl; corpus:length=64:tokenizer=FOLDER for a network from "
         "transformers",
     },

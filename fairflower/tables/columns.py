@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -97,33 +96,23 @@ class Schema:
 
 @dataclass(frozen=True)
 class Raw:
-    """Rows of a table as numbers, float64 [N, C], NaN for missing cells.
+    """Cells of a table's rows by column: numbers, float64 [N], or names of levels, object [N].
 
-    A category's numbers are places in its ``levels``. The columns have the units and the formats of
-    dates that the rows have.
+    Missing cells are NaN or "". The columns have the units and the formats of dates that the rows
+    have.
     """
 
     columns: tuple[Column, ...]
-    x: npt.NDArray[np.float64]
-    levels: Mapping[str, tuple[str, ...]]
-
-    @cached_property
-    def _places(self) -> dict[str, int]:
-        return {column.name: k for k, column in enumerate(self.columns)}
-
-    def column(self, name: str) -> npt.NDArray[np.float64]:
-        """Return the numbers of a column, [N]."""
-        return self.x[:, self._places[name]]
+    cells: Mapping[str, npt.NDArray[Any]]
 
     def rows(self, chosen: npt.NDArray[np.int64]) -> Raw:
         """Return these rows."""
-        return Raw(self.columns, self.x[chosen], self.levels)
+        return Raw(self.columns, {name: x[chosen] for name, x in self.cells.items()})
 
-    def texts(self, name: str) -> npt.NDArray[np.object_]:
-        """Return a category's level in each row, [N]; "" where it is missing."""
-        levels, x = np.array([*self.levels[name], ""], object), self.column(name)
-        texts: npt.NDArray[np.object_] = levels[np.where(np.isnan(x), -1, x).astype(int)]
-        return texts
+    def missing(self, name: str) -> npt.NDArray[np.bool_]:
+        """Return which cells of a column are missing, [N]."""
+        x = self.cells[name]
+        return np.asarray(x == "" if x.dtype == object else np.isnan(x), np.bool_)
 
 
 def common_kind(name: str, kinds: Mapping[str, Kind]) -> Kind:
@@ -137,10 +126,10 @@ def common_kind(name: str, kinds: Mapping[str, Kind]) -> Kind:
     if "ignored" in held and "category" in held:
         held = {"ignored"}
     if len(held) > 1:
-        raise refused(
+        raise DataError(
             f"The column {name!r} has different kinds: {listed_kinds(kinds)}. Use the same coding "
             "at all, or declare its kind in a schema (fairflower data schema).",
-            "a column has different kinds at the domains",
+            public="a column has different kinds at the domains",
         )
     return held.pop() if held else "ignored"
 
@@ -152,13 +141,13 @@ def listed_kinds(kinds: Mapping[str, Kind]) -> str:
 
 def without_day(name: str) -> DataError:
     """Return the error for a column of dates without the day since which days are counted."""
-    return refused(
+    return DataError(
         f"The column {name!r} has dates. Drop it (data.drop), or say in a schema since which day "
         "days are counted (fairflower data schema).",
-        "a column has dates",
+        public="a column has dates",
     )
 
 
-def refused(text: str, public: str = "") -> DataError:
-    """Return the error for a table; a site sends only its ``public`` part."""
-    return DataError(text, public=public or "a table cannot be read")
+def refused(where: object, problem: str) -> DataError:
+    """Return the error for a problem in a file, domain or column, of which a site tells no name."""
+    return DataError(f"{where}: {problem}", public=f"a table: {problem}")

@@ -22,10 +22,10 @@ from fairflower.data.files import logger
 from fairflower.data.folders import OwnFiles
 from fairflower.errors import ConfigError, DataError
 from fairflower.registry import CLASSIFICATION
-from fairflower.tables.columns import Column, Kind, Raw, refused
+from fairflower.tables.columns import Column, Raw, refused
 from fairflower.tables.encoding import (
+    ColumnSums,
     Encoding,
-    Sums,
     check_coding,
     declared,
     differences,
@@ -51,9 +51,13 @@ _FACTS: dict[Any, Any] = {}
 
 
 class Opened(NamedTuple):
-    """A domain's rows that have a target, as text, and which of them are test examples, [N]."""
+    """A domain's rows that have a target, as text, and which of them are test examples, [N].
+
+    Targets are names of classes, or numbers, [N] or [N, D].
+    """
 
     frame: pd.DataFrame
+    targets: npt.NDArray[Any]
     test: npt.NDArray[np.bool_]
 
 
@@ -114,15 +118,9 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         frame = frame[has].reset_index(drop=True)
         if frame.empty:
             text = "no row has a target. Add rows, or remove the file."
-            raise refused(f"{where}: {text}", f"a table: {text}")
-        if task_of(self.task).classes:
-            name = self.target_names[0]
-            frame = frame.assign(**{name: whole_numbers(frame[name])})
-        patient = self.config.patient
-        if patient and (lacking := int((frame[patient] == "").sum())):
-            text = f"{lacking} rows have no patient (data.patient). Add it, or remove the rows."
-            raise refused(f"{where}: {text}", text)
-        return Opened(frame, self._tested(where, frame))
+            raise refused(where, text)
+        targets = self._targets(where, frame)
+        return Opened(frame, targets, self._tested(where, frame, targets))
 
     @property
     def _named(self) -> dict[str, list[str]]:
@@ -132,24 +130,22 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         named |= {"data.split": [config.split]} if config.split else {}
         return named | {setting: [name] for setting, name in self._columns.items()}
 
-    def _tested(self, where: str, frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def _tested(self, where: str, frame: pd.DataFrame, targets: Any) -> npt.NDArray[np.bool_]:
         """Return which rows are test examples, bool [N]."""
         column, patient = self.config.split, self.config.patient
-        people = frame[patient].to_numpy(str) if patient else None
         if not column:
-            return files.every_fifth(strata_of(self, self._targets(frame)), people)
+            people = frame[patient].to_numpy(str) if patient else None
+            classes = task_of(self.task).classes
+            numbers = np.unique(targets, return_inverse=True)[1] if classes else targets
+            return files.every_fifth(strata_of(self, numbers), people)
         words = frame[column].str.lower()
         if wrong := int((~words.isin(["train", "test", "validation"])).sum()):
-            text = f"{wrong} rows have another split than train, test or validation"
-            raise refused(f"{where}: {column}: {text}. Correct them.", f"a table: {text}")
+            text = f"{wrong} rows have another split than train, test or validation. Correct them."
+            raise refused(f"{where}: {column}", text)
         if aside := int((words == "validation").sum()):
             text = "%s: %d validation rows are training rows: data.validation-fraction draws them."
             logger.warning(text, where, aside)
-        test = np.asarray(words == "test", np.bool_)
-        if people is not None and (both := len({*people[test]} & {*people[~test]})):
-            text = f"{both} patients have training and test rows (data.split)"
-            raise refused(f"{where}: {text}. Correct the column.", f"a table: {text}")
-        return test
+        return np.asarray(words == "test", np.bool_)
 
     @cached_property
     def target_names(self) -> list[str]:
@@ -175,7 +171,23 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
             )
         if len(self.target_names) > 1:
             return "multilabel"
-        return inferred_task(self.files, self.domains, self.target_names[0])
+        (name,), parts = self.target_names, []
+        if self.files.schema.columns.get(name, Column(name)).levels:
+            return CLASSIFICATION
+        for domain in self.domains:
+            frame = self.files.frame(domain)
+            check_has(self.source(domain), frame, {"data.target": [name]})
+            cells, _ = without_unit(frame[name])
+            parts.append(cells[cells != ""])
+        different = pd.concat(parts).nunique()  # each domain has its own decimal mark
+        number = all(any(is_number(part, mark).all() for mark in ".,") for part in parts)
+        if number and different > MOST_CLASSES:
+            logger.info("%s has %d numbers, so the task is a regression.", name, different)
+            return "regression"
+        if not number and kind_of(name, pd.concat(parts)) != "category":
+            text = f"the target has {different} different texts; expected classes or numbers. "
+            raise refused(name, f"{text}Set data.target to another column.")
+        return CLASSIFICATION
 
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -186,19 +198,18 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         column = self.files.schema.columns.get(self.target_names[0])
         if column and column.levels:
             return column.levels
-        held = {d: set(self._open(d).frame[self.target_names[0]]) for d in self.domains}
-        files.check_twins(f"{self.files.folder}: the classes", held, "Change the labels")
-        return tuple(sorted(set().union(*held.values())))
+        held = {d: set(self._open(d).targets) for d in self.domains}
+        return files.all_names(f"{self.files.folder}: the classes", held, "Change the labels")
 
     @property
     def auc(self) -> bool:  # type: ignore[override]
         """Whether tests also report the AUC: of two classes."""
         return task_of(self.task).classes and len(self.classes) == 2
 
-    def _targets(self, frame: pd.DataFrame) -> Targets:
-        """Return the targets of rows; those of a class are numbers within these rows alone."""
+    def _targets(self, where: str, frame: pd.DataFrame) -> npt.NDArray[Any]:
+        """Return the targets of rows: names of classes [N], or numbers [N] or [N, D]."""
         if task_of(self.task).classes:
-            return np.unique(frame[self.target_names[0]], return_inverse=True)[1]
+            return np.asarray(whole_numbers(frame[self.target_names[0]]), object)
         columns = []
         for name in self.target_names:
             cells, _ = without_unit(frame[name])
@@ -207,48 +218,44 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
             known = cells[cells != ""]
             mark = "." if is_number(known, ".").all() else ","
             if wrong := int((~is_number(known, mark)).sum()):
-                text = f"{wrong} targets are no numbers, as the task {self.task} needs"
-                raise refused(f"{name}: {text}. Correct them, or set data.task.", text)
+                text = f"{wrong} targets are no numbers, as the task {self.task} needs. "
+                raise refused(f"{where}: {name}", f"{text}Correct them, or set data.task.")
             columns.append(numbers_of(cells, mark))
-        return columns[0] if len(columns) == 1 and not self._wide else np.stack(columns, axis=1)
-
-    @property
-    def _wide(self) -> bool:
-        return TaskSpec.read(self.task).name == "multilabel"
+        wide = TaskSpec.read(self.task).name == "multilabel" or len(columns) > 1
+        return np.stack(columns, axis=1) if wide else columns[0]
 
     def labels(self, domain: str, split: str) -> Targets:
         opened = self._open(domain)
-        chosen = opened.test == (split == "test")
-        if not chosen.any():
+        targets: Targets = opened.targets[opened.test == (split == "test")]
+        if not len(targets):
             raise DataError(
                 f"{self.source(domain)} has no {split} rows. Add some. Without data.split, the "
                 "first row of a class and every fifth after it are test rows.",
                 public=f"a table has no {split} rows",
             )
         if not task_of(self.task).classes:
-            return self._targets(opened.frame[chosen])
-        names = opened.frame[self.target_names[0]][chosen]
-        known = {name: k for k, name in enumerate(self.classes)}
-        if wrong := len(set(names) - known.keys()):
-            text = f"{wrong} classes are not among the levels of the target in the schema"
-            raise refused(f"{self.source(domain)}: {text}. Add them.", text)
-        labels: Ints = names.map(known).to_numpy(np.int64)
-        return labels
+            return targets
+        if wrong := len({*targets} - {*self.classes}):
+            text = (
+                f"{wrong} classes are not among the levels of the target in the schema. Add them."
+            )
+            raise refused(self.source(domain), text)
+        return files.places(targets, self.classes)
 
     @property
     def redrawable(self) -> bool:  # type: ignore[override]
         return not self.config.split
 
     def values_of(self, setting: str, domain: str, split: str) -> Sequence[str]:
-        opened, name = self._open(domain), str(getattr(self.config, setting.removeprefix("data.")))
+        opened, name = self._open(domain), self._columns[setting]
         values = opened.frame[name][opened.test == (split == "test")]
         if lacking := int((values == "").sum()):
             text = f"{lacking} rows have no {setting}. Add it, or remove the rows."
-            raise refused(f"{self.source(domain)}: {text}", text)
+            raise refused(self.source(domain), text)
         number = setting == "data.groups" and is_number(values, ".").all()
         if number and values.nunique() > MOST_CLASSES:
-            text = f"data.groups = {name!r} has {values.nunique()} numbers"
-            raise refused(f"{text}. Store ranges in a column instead.", text)
+            text = f"data.groups = {name!r} has {values.nunique()} numbers. Store ranges instead."
+            raise refused(self.source(domain), text)
         return [str(value) for value in whole_numbers(values)]
 
     @property
@@ -304,18 +311,20 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
             self._encoding = declared(self.files.schema, [column.name for column in columns])
         used = [column.name for column in self._encoding.columns]
         if not used:
-            raise refused(f"{self.files.folder}: there is no column to predict the target by.")
+            raise refused(self.files.folder, "there is no column to predict the target by.")
         for domain, frame in frames.items():  # the held-out one, too
             check_has(self.source(domain), frame, {"as all domains of clients": used})
-        targets = {domain: self._target_sums(frame) for domain, frame in trained.items()}
+        every = {domain: self._open(domain).targets for domain in frames}
+        predicted = {domain: every[domain][at] for domain, at in places.items()}
+        targets = {d: self._target_sums(frame, predicted[d]) for d, frame in trained.items()}
         check_coding({d: [*own.counts] for d, of in targets.items() for own in of.values()})
         for domain, frame in frames.items():
             logger.info("%s", self._summary(domain, frame, used))
         found = undeclared(sums, refuse=not site)  # statistics show a site's levels
         found += differences({d: {**own, **targets[d]} for d, own in sums.items()})
-        found += leaks(self._encoding, raws, {d: self._predicted(f) for d, f in trained.items()})
+        found += leaks(self._encoding, raws, predicted)
         if not site:
-            both = {d: compared(self._raw[d], used, self._predicted(f)) for d, f in frames.items()}
+            both = {d: compared(self._raw[d], used, y) for d, y in every.items()}
             found += shared_rows(both, self.config.smallest_group)
         found += single_class(targets)
         for text in found:
@@ -324,34 +333,36 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
             ((domain, own),) = sums.items()
             text = "" if self.files.schema.sums else self._encoding.to_json()
             name, frame = self.config.patient, trained[domain]
-            rest = targets[domain], text, frame[name].nunique() if name else 0
-            self._site = SiteTable.of(own, listed, len(frame), *rest)
+            without = {
+                c.name: ColumnSums(c, missing=len(frame) if c.kind == "" else 0)
+                for c in listed
+                if c.name not in own
+            }
+            patients = frame[name].nunique() if name else 0
+            self._site = SiteTable({**own, **without}, targets[domain], text, patients)
         elif self.files.schema.sums:
             self.task = scaled_task(self.task, targets)
 
-    def _predicted(self, frame: pd.DataFrame) -> Any:
-        """Return the targets of rows: names of classes, or numbers."""
-        classes = task_of(self.task).classes
-        return frame[self.target_names[0]] if classes else self._targets(frame)
-
-    def _target_sums(self, frame: pd.DataFrame) -> Sums:
-        """Return the sums of the targets, as of columns."""
-        kind: Kind = "category" if task_of(self.task).classes else "number"
+    def _target_sums(self, frame: pd.DataFrame, targets: npt.NDArray[Any]) -> dict[str, ColumnSums]:
+        """Return the sums of the targets of rows, as of columns."""
         known = self.files.schema.columns
-        columns = [replace(known.get(n, Column(n)), kind=kind) for n in self.target_names]
-        if kind == "category":
-            return summed(parse("the target", frame, columns, ""))
+        columns = [known.get(name, Column(name)) for name in self.target_names]
+        if task_of(self.task).classes:
+            column = replace(columns[0], kind="category")
+            return summed(Raw((column,), {column.name: targets}))
         units = {name: without_unit(frame[name])[1] for name in self.target_names}
-        named = tuple(replace(c, unit=units[c.name] or c.unit) for c in columns)
-        return summed(Raw(named, self._targets(frame).reshape(len(frame), -1), {}))
+        numeric = (replace(c, kind="number", unit=units[c.name] or c.unit) for c in columns)
+        cells = zip(self.target_names, targets.reshape(len(frame), -1).T, strict=True)
+        return summed(Raw(tuple(numeric), dict(cells)))
 
     def _summary(self, domain: str, frame: pd.DataFrame, used: Sequence[str]) -> str:
         """Describe how a domain's table was read, and what a guess without features is worth."""
-        test, names, patient = self._open(domain).test, self.target_names, self.config.patient
+        (_, targets, test), names = self._open(domain), self.target_names
+        patient = self.config.patient
         other = {*used, *names, *(name for of in self._named.values() for name in of)}
-        y, guess = self._predicted(frame[test]), ""
+        y, guess = targets[test], ""
         if test.any() and task_of(self.task).classes:
-            guess = f", {y.value_counts(normalize=True).max():.1%} of one class"
+            guess = f", {pd.Series(y).value_counts(normalize=True).max():.1%} of one class"
         elif test.any() and len(names) == 1:
             guess = f", {names[0]} {np.nanmean(y):.4g} ± {np.nanstd(y):.3g}"
         about = [frame.attrs["read"], f"{test.sum()} of {len(frame)} rows are for tests{guess}"]
@@ -370,26 +381,3 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
             text = "%s: %s: %s with a level that few or no training rows have."
             logger.info(text, where, name, counted(len(found), "test row"))
         return encoded(encoding, raw)
-
-
-def inferred_task(tables: TableFiles, domains: Sequence[str], name: str) -> str:
-    """Return the task of a target: classes, or a number of more than `MOST_CLASSES` values."""
-    column = tables.schema.columns.get(name, Column(name))
-    if column.levels:
-        return CLASSIFICATION
-    parts = []
-    for domain in domains:
-        frame = tables.frame(domain)
-        check_has(tables.source(domain), frame, {"data.target": [name]})
-        parts.append(without_unit(frame[name])[0])
-    cells = pd.concat(parts)
-    different = cells[cells != ""].nunique()
-    held = [part[part != ""] for part in parts]  # each domain has its own decimal mark
-    number = all(any(is_number(part, mark).all() for mark in ".,") for part in held)
-    if number and different > MOST_CLASSES:
-        logger.info("%s has %d numbers, so the task is a regression.", name, different)
-        return "regression"
-    if not number and kind_of(name, cells) != "category":
-        text = f"the target has {different} different texts; expected classes or numbers"
-        raise refused(f"{name}: {text}. Set data.target to another column.", text)
-    return CLASSIFICATION

@@ -27,8 +27,10 @@ def row_digests(config: DataConfig, domain: str, key: str) -> tuple[str, list[st
     if not kinds:
         return "", []
     rows = frame[[*sorted(kinds)]].drop_duplicates(keep=False).astype(object).to_numpy().tolist()
-    about = json.dumps(sorted(kinds.items()))
-    first, *others = (_digest(key, text) for text in (about, *map(json.dumps, rows)))
+    texts = map(json.dumps, (sorted(kinds.items()), *rows))
+    first, *others = (
+        hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()[:16] for text in texts
+    )
     return first, sorted(others)
 
 
@@ -49,7 +51,3 @@ def rows_of(config: DataConfig, domain: str) -> tuple[dict[str, Kind], pd.DataFr
     raw = parse(where, frame, columns, tables.schema.format.decimal)
     kinds = {column.name: column.kind for column in columns}
     return kinds, compared(raw, kinds)
-
-
-def _digest(key: str, text: str) -> str:
-    return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()[:16]

@@ -29,7 +29,6 @@ from fairflower.tables.columns import (
     column_of,
     common_kind,
     listed_kinds,
-    refused,
     without_day,
 )
 
@@ -89,36 +88,15 @@ class Encoding:
         return made
 
 
-def sums_to_json(sums: Sums) -> str:
-    """Return sums as text, which `sums_from_json` reads."""
-    return json.dumps({name: asdict(own) for name, own in sums.items()}, ensure_ascii=False)
-
-
-def sums_from_json(text: str) -> Sums:
-    """Read sums that another machine sent; raise ``ValueError`` if they are invalid."""
-    try:
-        content: dict[str, Any] = json.loads(text)
-        sums = {k: ColumnSums(**v | {"column": column_of(v["column"])}) for k, v in content.items()}
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"the sums of a table cannot be read ({error!r})") from error
-    conform(sums, dict[Name, ColumnSums], "sums")
-    for name, own in sums.items():
-        if own.column.name != name or own.m2 < 0 or sum(own.counts.values()) > own.known:
-            raise ValueError(f"sums: the numbers of {name!r} contradict each other")
-    return sums
-
-
 def summed(raw: Raw) -> dict[str, ColumnSums]:
     """Return the sums of a place's training rows."""
     sums = {}
     for column in raw.columns:
-        name, x = column.name, raw.column(column.name)
-        known = x[~np.isnan(x)]
-        sizes = len(known), len(x) - len(known)
+        name, missing = column.name, raw.missing(column.name)
+        known = raw.cells[name][~missing]
+        sizes = len(known), int(missing.sum())
         if column.kind == "category":
-            numbers = np.bincount(known.astype(np.int64), minlength=len(raw.levels[name])).tolist()
-            pairs = zip(raw.levels[name], numbers, strict=True)
-            counts = {level: n for level, n in pairs if n}
+            counts = dict(sorted(Counter(known.tolist()).items()))
             sums[name] = ColumnSums(column, *sizes, counts=counts)
         else:
             mean = float(known.mean()) if len(known) else 0.0
@@ -193,16 +171,11 @@ def declared(schema: Schema, names: Sequence[str]) -> Encoding:
     """
     columns = []
     for column in check_declared(schema.columns.get(name, Column(name)) for name in sorted(names)):
-        known: dict[str, Any] = {
-            "other": True,
-            "may_miss": True,
-            "mode": next(iter(column.levels), ""),
-        }
         low, high = column.low, column.high
+        known: dict[str, Any] = {"other": True, "mode": next(iter(column.levels), "")}
         if low is not None and high is not None:
-            middle = {"mean": (low + high) / 2, "std": (high - low) / math.sqrt(12)}
-            known = {"may_miss": True, **middle}
-        columns.append(replace(column, **known))
+            known = {"mean": (low + high) / 2, "std": (high - low) / math.sqrt(12)}
+        columns.append(replace(column, may_miss=True, **known))
     return Encoding(tuple(columns), learnt=False)
 
 
@@ -210,8 +183,7 @@ def check_declared(columns: Iterable[Column]) -> list[Column]:
     """Return columns; raise ``DataError`` unless all have a range or levels, as their kind is."""
     found = list(columns)
     for column in found:
-        low, high = column.low, column.high
-        number = column.kind in ("number", "target") and None not in (low, high)
+        number = column.kind in ("number", "target") and None not in (column.low, column.high)
         if not (number or (column.kind == "category" and column.levels)):
             raise DataError(
                 f"{column.name!r} has neither low and high nor levels in the schema, which it "
@@ -229,18 +201,17 @@ def encoded(encoding: Encoding, raw: Raw) -> Floats:
     Numbers are standardized. A missing number becomes the mean, and a missing level the mode. A
     level that is not in the encoding is another one.
     """
-    parts: list[Any] = [np.empty((len(raw.x), 0), np.float32)]
+    parts: list[Any] = [np.empty((max(map(len, raw.cells.values())), 0), np.float32)]
     for column in encoding.columns:
-        x = raw.column(column.name)
-        missing = np.isnan(x)
+        x, missing = raw.cells[column.name], raw.missing(column.name)
         if column.kind == "category":
             places = {level: k for k, level in enumerate(column.levels)}
-            numbers = [places.get(level, -1) for level in (*raw.levels[column.name], column.mode)]
-            number = np.array(numbers)[np.where(missing, -1, x).astype(np.int64)]
+            levels = np.where(missing, column.mode, x)
+            number = np.array([places.get(level, -1) for level in levels], np.int64)
             parts.append(number[:, None] == [*range(len(column.levels)), *[-1] * column.other])
         else:
             parts.append(np.where(missing, 0.0, (x - column.mean) / column.std)[:, None])
-        parts.append(missing[:, None] if column.may_miss else parts[0])
+        parts += [missing[:, None]] * column.may_miss
     return np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe")
 
 
@@ -249,8 +220,9 @@ def unknown_levels(encoding: Encoding, raw: Raw) -> dict[str, Any]:
     found = {}
     for column in encoding.columns:
         if column.kind == "category":
-            others = [k for k, v in enumerate(raw.levels[column.name]) if v not in column.levels]
-            found[column.name] = np.flatnonzero(np.isin(raw.column(column.name), others))
+            known = {"", *column.levels}
+            others = [level not in known for level in raw.cells[column.name]]
+            found[column.name] = np.flatnonzero(others)
     return {name: rows for name, rows in found.items() if len(rows)}
 
 
@@ -274,15 +246,12 @@ def differences(places: Mapping[str, Sums]) -> list[str]:
             said.append(f"The column {name!r} has different units: {listed}.")
         known = {place: each for place, each in own.items() if each.known >= _COMPARED}
         said += _unlike(name, known)
-        apart = [
-            f"{a} and {b}"
-            for k, a in enumerate(known)
-            for b in [*known][k + 1 :]
-            if known[a].counts and known[b].counts and not known[a].counts.keys() & known[b].counts
-        ]
-        if apart:
-            said.append(f"The column {name!r} has no level in common at {_list(apart)}: is it coded"
-                        " differently?")  # fmt: skip
+        levels = {place: each.counts.keys() for place, each in known.items() if each.counts}
+        if apart := [
+            f"{a} and {b}" for a, b in combinations(levels, 2) if not levels[a] & levels[b]
+        ]:
+            listed = f"at {_list(apart)}: is it coded differently?"
+            said.append(f"The column {name!r} has no level in common {listed}")
     return said
 
 
@@ -304,7 +273,8 @@ def undeclared(places: Mapping[str, Sums], refuse: bool = True) -> list[str]:
             most += [said[-1]] * (count > own.known / 2)
     if most and refuse:
         fault = "most rows have an undeclared level of a column"
-        raise refused(" ".join(most), f"the table does not follow the schema: {fault}")
+        public = f"the table does not follow the schema: {fault}"
+        raise DataError(" ".join(most), public=public)
     return said
 
 

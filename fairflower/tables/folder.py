@@ -80,7 +80,7 @@ class TableFiles:
         check_has(path, frame, {"data.domain-column": [column]})
         if lacking := int((frame[column] == "").sum()):
             text = f"{lacking} rows have no domain (data.domain-column). Add it, or remove them."
-            raise refused(f"{path}: {text}", text)
+            raise refused(path, text)
         return frame.assign(**{column: whole_numbers(frame[column])})
 
     def source(self, domain: str) -> str:
@@ -150,4 +150,4 @@ def check_has(where: object, frame: pd.DataFrame, named: Mapping[str, Sequence[s
         for name in (name for name in names if name not in frame):
             words = unknown("column", name, [str(column) for column in frame][:50])
             lacks = f"a table lacks the column {name!r} ({setting})"
-            raise refused(f"{where}: {setting}: {words}", lacks)
+            raise DataError(f"{where}: {setting}: {words}", public=lacks)

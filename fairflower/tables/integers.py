@@ -48,8 +48,8 @@ def integers_of(columns: Sequence[Column], sums: Sums) -> list[int]:
             second = Fraction(own.m2) / size**2 + own.known * u**2
             parts = [round(part * 2**POINT) for part in (own.known * u, second)]
             if not 0 <= min(parts) <= max(parts) < 2**BITS:
-                text = "the numbers of a column are outside of the schema's range"
-                raise refused(f"{column.name}: {text}. Correct low and high.", text)
+                text = "the numbers of a column are outside of the schema's range."
+                raise refused(column.name, f"{text} Correct low and high.")
         found += [own.known, own.missing, *parts]
     return found
 

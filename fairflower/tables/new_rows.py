@@ -64,7 +64,7 @@ def new_features(encoding: Encoding, frame: pd.DataFrame, where: str, decimal: s
         frame[column.name] = frame.get(column.name, "")
     raw = parse(where, frame, encoding.columns, decimal)
     for column in encoding.columns:
-        lacking = np.flatnonzero(np.isnan(raw.column(column.name)))
+        lacking = np.flatnonzero(raw.missing(column.name))
         if len(lacking) and not column.may_miss:
             raise DataError(
                 f"{where}: {listed_rows(frame, lacking)}: {column.name} is missing, and no "

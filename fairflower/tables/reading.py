@@ -11,7 +11,6 @@ import io
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import pandas as pd
 
 from fairflower.config.text import counted
 from fairflower.data import files
-from fairflower.errors import require
+from fairflower.errors import DataError, require
 from fairflower.tables.columns import Format, refused
 
 #: Extensions of tables.
@@ -64,19 +63,22 @@ def read_table(path: Path, given: Format) -> pd.DataFrame:
         header, columns, about, gaps = _of_text(path, given)
     twice = [name for name, count in Counter(filter(None, header)).items() if count > 1]
     if twice:
-        raise refused(f"{path}: found several columns named {twice[0]!r}. Rename all but one.")
+        raise DataError(
+            f"{path}: found several columns named {twice[0]!r}. Rename all but one.",
+            public="a table: found several columns of a name",
+        )
     if not columns or not columns[0]:
-        raise refused(f"{path}: found a header without rows. Add rows, or remove the file.")
+        raise refused(path, "found a header without rows. Add rows, or remove the file.")
     if unnamed := header.count(""):
         files.logger.warning("%s: %d columns without a name are ignored.", path, unnamed)
     named = {name: column for name, column in zip(header, columns, strict=True) if name}
-    frame = pd.DataFrame({name: _stripped(cells) for name, cells in named.items()}, dtype=object)
+    cells_of = {
+        name: ["" if (text := sys.intern(cell.strip())) in MISSING else text for cell in cells]
+        for name, cells in named.items()
+    }
+    frame = pd.DataFrame(cells_of, dtype=object)
     frame.attrs |= {"gaps": gaps, "read": f"{about}, {counted(len(header), 'column')}"}
     return frame
-
-
-def _stripped(cells: Iterable[str]) -> list[str]:
-    return ["" if (text := sys.intern(cell.strip())) in MISSING else text for cell in cells]
 
 
 def _of_text(path: Path, given: Format) -> tuple[list[str], list[list[str]], str, list[int]]:
@@ -88,7 +90,7 @@ def _of_text(path: Path, given: Format) -> tuple[list[str], list[list[str]], str
         files.check_memory(f"{path}: reading it takes", needed, "Divide it, or drop columns.")
         text, encoding = _decoded(path, data, given.encoding)
         if not text.strip():
-            raise refused(f"{path} is empty. Add a header and rows, or remove the file.")
+            raise refused(path, "it is empty. Add a header and rows, or remove the file.")
         with files.long_fields():
             delimiter = given.delimiter or _delimiter(path, text)
             rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -126,8 +128,7 @@ def _checked(path: Path, rows: Any) -> tuple[list[str], list[list[str]], list[in
     except csv.Error as error:
         problem = f"cannot be read: {error}. Is a quote not closed?"
     if problem:
-        line = f"line {rows.line_num}"
-        raise refused(f"{path}: {line} {problem}", f"{line} of a table {problem}")
+        raise refused(path, f"line {rows.line_num} {problem}")
     return header, kept, gaps
 
 
@@ -147,7 +148,7 @@ def _decoded(path: Path, data: bytes, given: str) -> tuple[str, str]:
             files.logger.warning("%s is not UTF-8: it is read as Windows-1252.", path)
         return text, encoding.removesuffix("-sig")
     tried = " or ".join([given] if given else guesses)
-    raise refused(f"{path} is no text in {tried}. Set encoding in the schema.")
+    raise refused(path, f"it is no text in {tried}. Set encoding in the schema.")
 
 
 def _delimiter(path: Path, text: str) -> str:
@@ -160,10 +161,8 @@ def _delimiter(path: Path, text: str) -> str:
         columns[mark] = (count * (usual > 1), usual)
     best = max(columns, key=lambda mark: columns[mark])
     if columns[best][0] == 0:
-        raise refused(
-            f"{path}: found a single column. Set delimiter in the schema, or add the target.",
-            "a table: found a single column",
-        )
+        text = "found a single column. Set delimiter in the schema, or add the target."
+        raise refused(path, text)
     return best
 
 
@@ -209,7 +208,7 @@ def decimal_marks(where: object, frame: pd.DataFrame, given: str) -> dict[str, s
         comma = frame[name].str.contains(",").any()
         if not given and len(signs) != 1 and comma:
             problem = "a comma may be of decimals or of thousands. Set decimal in the schema."
-            raise refused(f"{where}: {name}: {problem}", f"a table: {problem}")
+            raise refused(f"{where}: {name}", problem)
         marks[name] = given or (next(iter(signs)) if len(signs) == 1 else ".")
         if comma or marks[name] == ",":
             text = "%s: %s: as in other columns, %r is of decimals, and the other of thousands."

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import combinations
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,8 @@ FILE = "schema.toml"
 
 #: Rows from which on a column of different values counts as an identifier.
 _MANY = 20
+
+_CORRECT = "Correct them, or set kind, or missing for marks of missing cells, in a schema."
 
 _DATES = {
     "%Y-%m-%d": r"\d{4}-\d{2}-\d{2}(?:[ T].*)?",
@@ -93,32 +95,28 @@ def _check(column: Column) -> None:
 
 
 def parse(where: object, frame: pd.DataFrame, columns: Iterable[Column], decimal: str) -> Raw:
-    """Return the cells of columns as numbers; raise ``DataError`` for cells of another kind."""
+    """Return the cells of columns; raise ``DataError`` for cells of another kind."""
     columns = list(columns)
-    x = np.full((len(frame), len(columns)), np.nan)
-    levels: dict[str, tuple[str, ...]] = {}
+    values: dict[str, npt.NDArray[Any]] = {}
     cells = {c.name: without_marks(frame[c.name], c) for c in columns}
     bare = {c.name: without_unit(cells[c.name]) for c in columns if c.kind == "number"}
     marks = decimal_marks(where, pd.DataFrame({n: b for n, (b, _) in bare.items()}), decimal)
     for k, column in enumerate(columns):
         name, known = column.name, cells[column.name]
         if column.kind == "category":
-            number, held = pd.factorize(whole_numbers(known).where(known != ""), sort=True)
-            levels[name] = tuple(map(str, held))
-            x[:, k] = np.where(number < 0, np.nan, number)
+            values[name] = whole_numbers(known).to_numpy(object)
             continue
         if column.kind == "date":
-            x[:, k], written = _days(where, known, column)
+            x, written = _days(where, known, column)
             columns[k] = replace(column, format=written)
         else:
-            x[:, k] = numbers_of(bare[name][0], marks.get(name, decimal or "."))
+            x = numbers_of(bare[name][0], marks.get(name, decimal or "."))
             columns[k] = replace(column, unit=bare[name][1] or column.unit)
-        if wrong := int((np.isnan(x[:, k]) & (known != "").to_numpy()).sum()):
-            text = f"{wrong} of {len(known)} cells are no {column.kind}s"
-            remedy = "Correct them, or set kind, or missing for marks of missing cells, in a schema"
-            raise refused(f"{where}: {name}: {text}. {remedy}.", f"a column: {text}. {remedy}.")
-        x[:, k] = _clipped(where, x[:, k], column)
-    return Raw(tuple(columns), x, levels)
+        if wrong := int((np.isnan(x) & (known != "").to_numpy()).sum()):
+            text = f"{wrong} of {len(known)} cells are no {column.kind}s. {_CORRECT}"
+            raise refused(f"{where}: {name}", text)
+        values[name] = _clipped(where, x, column)
+    return Raw(tuple(columns), values)
 
 
 def whole_numbers(cells: pd.Series) -> pd.Series:
@@ -140,9 +138,10 @@ def _clipped(where: object, x: npt.NDArray[np.float64], column: Column) -> npt.N
     if column.kind == "number" and (outside := int(((x < low) | (x > high)).sum())):
         known = int(np.isfinite(x).sum())
         if outside > max(known / 2, RARE):
-            text = f"{outside} of {known} numbers are outside of the schema's range"
-            remedy = f"Correct them, or the range; the unit is {column.unit or 'not said'}"
-            raise refused(f"{where}: {column.name}: {text}. {remedy}.", f"a column: {text}.")
+            text = f"{outside} of {known} numbers are outside of the schema's range."
+            remedy = f"Correct them, or the range; the unit is {column.unit or 'not said'}."
+            full = f"{where}: {column.name}: {text} {remedy}"
+            raise DataError(full, public=f"a table: {text}")
         text = "%s: %s: %s outside of the schema's range, and clipped to it."
         logger.warning(text, where, column.name, counted(outside, "number", "is", "are"))
         return np.clip(x, low, high)
@@ -164,7 +163,7 @@ def _days(where: object, cells: pd.Series, column: Column) -> tuple[npt.NDArray[
         return np.full(len(cells), np.nan), ""
     if any(not other.equals(dates[written]) for other in fits.values()):
         text = "days and months may be exchanged. Set format in the schema, as %d/%m/%Y."
-        raise refused(f"{where}: {column.name}: {text}", f"a column: {text}")
+        raise refused(f"{where}: {column.name}", text)
     days = (dates[written] - pd.Timestamp(column.since)) / pd.Timedelta(days=1)
     return np.asarray(days, np.float64), written
 
@@ -185,7 +184,9 @@ def kind_of(where: str, cells: pd.Series) -> Kind:
         return ""
     for mark in ".,":
         if is_number(bare, mark).all():
-            return "ignored" if _numbers_rows(numbers_of(bare, mark)) else "number"
+            x = numbers_of(bare, mark)
+            counting = (np.diff(x) > 0).all() and (x % 1 == 0).all() and np.ptp(x) < 2 * len(x)
+            return "ignored" if len(x) >= _MANY and counting else "number"  # numbers of rows
     if _formats(known):
         return "date"
     counts = known.value_counts()
@@ -193,25 +194,13 @@ def kind_of(where: str, cells: pd.Series) -> Kind:
         ~(is_number(counts.index.to_series(), ".") | is_number(counts.index.to_series(), ","))
     ]
     if text.sum() <= len(known) / 2 and (text.min() < RARE or len(counts) > _MANY):
-        found = f"{text.sum()} of {len(known)} cells are no numbers, and the others are"
-        remedy = "Correct them, or set kind, or missing for marks of missing cells, in a schema"
-        second = (
-            " Is the first row a second header?"
-            if text.sum() == 1 == (known.iloc[0] in text)
-            else ""
-        )
-        raise refused(f"{where}: {found}.{second} {remedy}.", f"a column: {found}. {remedy}.")
+        found = f"{text.sum()} of {len(known)} cells are no numbers, and the others are."
+        if text.sum() == 1 and known.iloc[0] in text:
+            found += " Is the first row a second header?"
+        raise refused(where, f"{found} {_CORRECT}")
     if len(counts) > MAX_GROUPS or (len(known) >= _MANY and len(counts) >= len(known) / 2):
         return "ignored"
     return "category"
-
-
-def _numbers_rows(x: npt.NDArray[np.float64]) -> bool:
-    """Return whether numbers count the rows of a file, perhaps with gaps."""
-    steps = np.diff(x)
-    return bool(
-        len(x) >= _MANY and (steps > 0).all() and (x % 1 == 0).all() and np.ptp(x) < 2 * len(x)
-    )
 
 
 def proposed(frames: Mapping[str, pd.DataFrame], targets: Collection[str]) -> str:

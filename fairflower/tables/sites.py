@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from fairflower.arguments import Count, Name, conform
 from fairflower.data import Federation
 from fairflower.data import sites as data_sites
 from fairflower.errors import ConfigError, DataError, logger
-from fairflower.tables.columns import Column
+from fairflower.tables.columns import Column, column_of
 from fairflower.tables.encoding import (
     ColumnSums,
     Encoding,
@@ -25,8 +26,6 @@ from fairflower.tables.encoding import (
     differences,
     merged,
     scaled_task,
-    sums_from_json,
-    sums_to_json,
 )
 
 #: Returns the sums of columns over all sites, which each site masks.
@@ -43,40 +42,35 @@ class SiteTable:
     with training rows, or 0 without `data.patient`.
     """
 
-    sums: Sums
-    targets: Sums
+    sums: dict[Name, ColumnSums]
+    targets: dict[Name, ColumnSums]
     declared: str = ""
-    patients: int = 0
-
-    @classmethod
-    def of(
-        cls, sums: Sums, columns: Sequence[Column], rows: int, targets: Sums, *rest: Any
-    ) -> SiteTable:
-        """Return the table of a site; it has no ``sums`` of some of the columns that it has."""
-        others = {
-            c.name: ColumnSums(c, missing=rows if c.kind == "" else 0)
-            for c in columns
-            if c.name not in sums
-        }
-        return cls({**sums, **others}, targets, *rest)
+    patients: Count = 0
 
     def to_json(self) -> str:
         """Return the table as text, which `from_json` reads."""
-        sums, targets = sums_to_json(self.sums), sums_to_json(self.targets)
-        return json.dumps({**vars(self), "sums": sums, "targets": targets})
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> SiteTable:
         """Read what another machine sent; raise ``ValueError`` if it is invalid."""
         try:
             content: dict[str, Any] = json.loads(text)
-            texts = content["sums"], content["targets"], content["declared"]
-            patients = int(content.get("patients", 0))
-        except (TypeError, KeyError) as error:
+            for key in ("sums", "targets"):
+                content[key] = {
+                    name: ColumnSums(**{**own, "column": column_of(own["column"])})
+                    for name, own in content[key].items()
+                }
+            table = cls(**content)
+        except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"the description of a table cannot be read ({error!r})") from error
-        if texts[2]:
-            Encoding.from_json(texts[2])
-        return cls(sums_from_json(texts[0]), sums_from_json(texts[1]), texts[2], patients)
+        conform(table, SiteTable, "the table")
+        for name, own in (*table.sums.items(), *table.targets.items()):
+            if own.column.name != name or own.m2 < 0 or sum(own.counts.values()) > own.known:
+                raise ValueError(f"the table: the numbers of {name!r} contradict each other")
+        if table.declared:
+            Encoding.from_json(table.declared)
+        return table
 
     def to_send(self, least: int) -> SiteTable:
         """Return what leaves the site: no number of fewer than ``least`` rows, and no rare level.

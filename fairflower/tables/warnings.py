@@ -25,14 +25,11 @@ def leaks(encoding: Encoding, raws: Mapping[str, Raw], targets: Mapping[str, Any
     y = np.concatenate([np.asarray(values) for values in targets.values()])
     found = []
     for column in encoding.columns:
-        name, parts = column.name, []
-        for raw in raws.values():
-            named = raw.levels.get(name)
-            parts.append(raw.texts(name) if named else raw.column(name).astype(object))
-        if _gives_away(np.concatenate(parts), y):
+        x = np.concatenate([raw.cells[column.name].astype(object) for raw in raws.values()])
+        if _gives_away(x, y):
             found.append(
-                f"The column {name!r} gives the target away: it follows from the column. Drop it "
-                "(data.drop), unless it will be known when the target is not."
+                f"The column {column.name!r} gives the target away: it follows from the column. "
+                "Drop it (data.drop), unless it will be known when the target is not."
             )
     return found
 
@@ -62,9 +59,9 @@ def _gives_away(x: Any, y: Any) -> bool:
 
 def compared(raw: Raw, names: Iterable[str], targets: Any = ()) -> pd.DataFrame:
     """Return the rows without a missing cell, as numbers, levels and targets [N] or [N, D]."""
-    cells: dict[Any, Any] = {n: raw.texts(n) if n in raw.levels else raw.column(n) for n in names}
+    cells: dict[Any, Any] = {name: raw.cells[name] for name in names}
     if len(targets):
-        cells |= enumerate(np.asarray(targets).reshape(len(raw.x), -1).T)
+        cells |= enumerate(np.asarray(targets).reshape(len(targets), -1).T)
     frame = pd.DataFrame(cells)
     return frame[~((frame == "") | frame.isna()).any(axis=1)]
 

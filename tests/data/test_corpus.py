@@ -17,8 +17,8 @@ from test_texts import network_with_tokenizer
 from experiments import embed_languages
 from fairflower.config import DataConfig
 from fairflower.data import DataError, files, prepare
-from fairflower.data.corpus import DomainCorpus, Languages
 from fairflower.data.sites import open_site
+from fairflower.data.texts import DomainCorpus, Languages
 from fairflower.testing import check_data
 
 LANGUAGES = Languages(DataConfig(name="languages"))

@@ -16,7 +16,7 @@ from PIL import Image as Pictures
 
 from fairflower.config import DataConfig
 from fairflower.data import Augment, Federation, prepare
-from fairflower.data.partition import client_groups
+from fairflower.data.partition import Units, client_groups
 from fairflower.errors import DataError
 from fairflower.published import image_sets
 from fairflower.published.image_sets import HAM10000, ISIC2019, RSNAICH
@@ -357,7 +357,7 @@ def test_corruption_of_real_ham_does_not_depend_on_the_source(ham_dir: str, seed
     labels = data.labels("ham10000", "train")
     nevi = labels == HAM10000.classes.index("nv")
     colour = mean_colors(ham_dir)
-    parts = client_groups(data, {"ham10000": labels})
+    parts = client_groups(data, {"ham10000": Units.single(labels)})
     colours = [colour[part.rows[nevi[part.rows]]] for part in parts]
     assert [len(own) for own in colours] == [4299, 1075]
     difference = colours[1].mean(axis=0) - colours[0].mean(axis=0)

@@ -18,7 +18,13 @@ from fairflower.config import DataConfig
 from fairflower.data import Federation, prepare
 from fairflower.data.folders import DomainNpzFolder
 from fairflower.data.images import corrupt
-from fairflower.data.partition import client_groups, dirichlet_shares, divide, series_ratio
+from fairflower.data.partition import (
+    Units,
+    client_groups,
+    dirichlet_shares,
+    divide,
+    series_ratio,
+)
 from fairflower.errors import DataError
 
 CLASSES = 4
@@ -105,7 +111,7 @@ def drawn(labels: np.ndarray, seed: int = 0, **changes: Any) -> np.ndarray:
     """Which images are clean, bool [N], with a fifth of the clients corrupted."""
     settings: dict[str, Any] = {"clients_per_domain": 20, "corrupted_clients": 4, **changes}
     config = DataConfig(name="npz", dir=".", seed=seed, **settings)
-    clean, bad = client_groups(Stored(config), {"skin": labels})
+    clean, bad = client_groups(Stored(config), {"skin": Units.single(labels)})
     assert sorted(np.concatenate([clean.rows, bad.rows])) == list(range(len(labels)))
     assert (clean.corrupted, bad.corrupted) == (False, True)
     return np.isin(np.arange(len(labels)), clean.rows)

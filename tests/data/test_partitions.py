@@ -19,9 +19,8 @@ from fairflower.data.cache import make_data_set, shared_examples
 from fairflower.data.data_set import DataSet
 from fairflower.data.folders import ClassFolders, SplitFiles
 from fairflower.data.images import FileTable
-from fairflower.data.partition import client_groups, like_training, rows_of_each
-from fairflower.data.rows import Rows, train_rows
-from fairflower.data.rows import test_rows as rows_of_tests
+from fairflower.data.partition import like_training, rows_of_each
+from fairflower.data.rows import Rows, divided_rows
 
 Counts = tuple[int, ...]
 EXPERIMENTS = run_configs()
@@ -130,10 +129,8 @@ def drawn(path: Path, changes: dict[str, Any]) -> tuple[DataSet, list[Any], dict
     """The data set, its groups, and the rows of every client in train and test."""
     config = RunConfig.from_flat(read_toml(path) | changes).data
     data_set = make_data_set(config)
-    labels = {s: {d: data_set.labels(d, s) for d in data_set.domains} for s in SPLITS}
-    parts = client_groups(data_set, labels["train"])
-    train = train_rows(data_set, parts, labels["train"])
-    return data_set, parts, {"train": train, "test": rows_of_tests(config, parts, labels["test"])}
+    _, parts, rows = divided_rows(data_set)
+    return data_set, parts, rows
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from fairflower.arrays import record_of
 from fairflower.client_app import app
 from fairflower.config import DataConfig, RunConfig
 from fairflower.data import Federation, prepare
-from fairflower.data.partition import cover_every_class
+from fairflower.data.partition import ClientGroup, Units, cover_every_class
 from fairflower.data.rows import hold_out, set_aside
 from fairflower.data.sites import merge_sites, open_site
 from fairflower.engines.inline import InlineGrid
@@ -159,13 +159,14 @@ def test_unused_examples_are_divided_among_clients_for_validation_or_refused(
 ) -> None:
     assume(sum(sizes) <= available)
     pool = np.random.default_rng(0).permutation(1000)[:available]
-    rows = {"a": np.split(pool[: sum(sizes)], np.cumsum(sizes)[:-1])}
+    group, units = ClientGroup("a", "a", pool, ()), Units.single(np.zeros(1000, int))
+    rows = np.split(pool[: sum(sizes)], np.cumsum(sizes)[:-1])
     left = available - sum(sizes)
     if not left:
         with pytest.raises(DataError, match=f"'a' leave none of its {available}"):
-            set_aside({"a": pool}, rows, count, 0)
+            set_aside(group, rows, count, 0, units)
         return
-    drawn = set_aside({"a": pool}, rows, count, 0)["a"]
+    drawn = set_aside(group, rows, count, 0, units)
     together = np.concatenate(drawn).tolist()
     assert len({*together}) == len(together) == min(max(count, len(sizes)), left)
     assert {*together} <= {*pool} - {*pool[: sum(sizes)]}

@@ -20,11 +20,10 @@ from fairflower.tables.encoding import (
     encoded,
     merged,
     summed,
-    sums_from_json,
-    sums_to_json,
     unknown_levels,
 )
 from fairflower.tables.schema import parse
+from fairflower.tables.sites import SiteTable
 
 COLUMNS = (Column("size", "number"), Column("kind", "category"))
 
@@ -109,15 +108,16 @@ def test_rows_are_encoded_as_written_by_hand() -> None:
 
 def test_values_survive_json_and_damaged_ones_are_refused() -> None:
     sums = summed(raw_of([(1.5, "a"), (None, "b")]))
-    assert sums_from_json(sums_to_json(sums)) == sums
+    table = SiteTable(sums, {})
+    assert SiteTable.from_json(table.to_json()) == table
     encoding = merged({"here": sums})
     assert Encoding.from_json(encoding.to_json()) == encoding
     for text in ("[]", "{}", "{", encoding.to_json().replace('"std": 1.0', '"std": 0.0')):
         with pytest.raises(ValueError, match=r"encod|Expecting|std"):
             Encoding.from_json(text)
-    for text in ('{"size": 3}', sums_to_json(sums).replace('"known": 1', '"known": -1', 1)):
-        with pytest.raises(ValueError, match="sums"):
-            sums_from_json(text)
+    for text in ('{"sums": 3}', table.to_json().replace('"known": 1', '"known": -1', 1)):
+        with pytest.raises(ValueError, match="table"):
+            SiteTable.from_json(text)
 
 
 def test_other_units_codings_and_lacking_columns_are_named() -> None:

@@ -88,7 +88,7 @@ def test_no_patient_is_on_two_sides(rows: list[tuple[int, bool]]) -> None:
     frame = pd.DataFrame({"who": [f"p{k}" for k, _ in rows], "y": [str(y) for _, y in rows]})
     made = TableFolder.__new__(TableFolder)
     made.config, made.task = DataConfig(name="table", target="y", patient="who"), "classification"
-    test = made._tested("here", frame)
+    test = made._tested("here", frame, frame.y.to_numpy())
     sides = {side: set(frame.who[test == side]) for side in (True, False)}
     assert not sides[True] & sides[False]
     firsts = frame.drop_duplicates("who")
@@ -239,11 +239,11 @@ def _every_fifth(n: int) -> Any:
         ({}, {"features": "sice"}, "Did you mean 'size'|Unknown column 'sice'"),
         ({}, {"features": "disease"}, "data.features names 'disease'"),
         ({}, {"target": "", "time": "size", "event": "disease"}, "needs data.task = survival"),
-        ({"who": ["a"] * 39 + [""]}, {"patient": "who"}, "1 rows have no patient"),
+        ({"who": ["a"] * 39 + [""]}, {"patient": "who"}, "1 rows have no data.patient"),
         (
             {"who": ["a", "b"] * 20, "part": ["train"] * 20 + ["test"] * 20},
             {"patient": "who", "split": "part"},
-            "2 patients have training and test rows",
+            "2 of 2 patients have training and test examples",
         ),
         ({"part": ["train"] * 39 + ["tset"]}, {"split": "part"}, "1 rows have another split"),
         ({"seen": ["1.2.2020"] * 40}, {}, "'seen' has dates"),

@@ -211,9 +211,11 @@ def test_a_site_that_lacks_a_column_says_which(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("[]", "{}", "no JSON", '{"sums": "{}", "targets": "{}"}'),
-        '{"sums": 1, "targets": "{}", "declared": ""}',
-        '{"sums": "{}", "targets": "{}", "declared": "{}"}',
+        *("[]", "{}", "no JSON", '{"sums": {}}', '{"sums": {}, "targets": {}, "patients": -1}'),
+        '{"sums": 1, "targets": {}, "declared": ""}',
+        '{"sums": {"x": {}}, "targets": {}, "declared": ""}',
+        '{"sums": {}, "targets": {}, "declared": "{}"}',
+        '{"sums": {}, "targets": {}, "others": {}}',
     ],
 )
 def test_a_damaged_description_is_a_value_error(text: str) -> None:
