@@ -18,7 +18,6 @@ from fairflower.data import Federation, Split
 from fairflower.engines.inline import gpu_memory_error
 from fairflower.errors import ConfigError, MetricError, escaped, failure_text, logger
 from fairflower.files import Arrays
-from fairflower.flower_compat import SiteKey
 from fairflower.models import copy_arrays, exchanged_arrays, set_arrays, trainable
 from fairflower.numerics import group_fairness as fairness
 from fairflower.numerics import metrics
@@ -26,6 +25,7 @@ from fairflower.numerics.threads import cpus
 from fairflower.registry.user_metrics import FAILED_METRICS, compute_metrics, metric_names
 from fairflower.server.folder import RunFolder
 from fairflower.server.history import ADAPTED, ALL, LEVELS, OVERALL, WORST_CLIENT
+from fairflower.server.registration import ClientRegistry
 from fairflower.tasks import Targets
 from fairflower.training.batches import Examples, eval_slices, examples_of
 from fairflower.training.build import build_model
@@ -241,18 +241,21 @@ class Findings:
         self,
         folder: RunFolder,
         config: RunConfig,
-        federation: Federation,
-        keys: Mapping[int, SiteKey],
+        registry: ClientRegistry,
     ) -> None:
-        self.folder, self.evaluate, self.federation = folder, config.evaluate, federation
-        self.keys = keys
+        self.folder, self.evaluate, self.registry = folder, config.evaluate, registry
         if self.num_groups:
-            text = "data.groups = %r: the positive class is %s."
-            logger.info(text, federation.groups, federation.class_names[1])
+            groups, positive = self.federation.groups, self.federation.class_names[1]
+            logger.info("data.groups = %r: the positive class is %s.", groups, positive)
         #: Entry of ``run.json`` -> where -> reason.
         self._reasons: dict[str, dict[str, str]] = {
             name: dict(folder.fact(name) or {}) for name in ("undefined_metrics", "skipped_metrics")
         }
+
+    @property
+    def federation(self) -> Federation:
+        """The clients, which may become more from round to round."""
+        return self.registry.federation
 
     @property
     def num_groups(self) -> int:
@@ -261,7 +264,8 @@ class Findings:
 
     def _name_of(self, client: int) -> str:
         known = f"client {client} of {self.federation.clients[client].domain}"
-        return self.keys[client].name if client in self.keys else known
+        keys = self.registry.keys
+        return keys[client].name if client in keys else known
 
     def record_groups(
         self, server_round: int, split: str, counts: Mapping[int, fairness.Counts]
@@ -325,7 +329,6 @@ class Findings:
         server_round: int,
         answers: Mapping[int, MetricRecord],
         replies: Iterable[Message],
-        nodes: Mapping[int, int],
     ) -> None:
         """Report metrics that a client did not compute, with the reasons in its reply."""
         reasons_at: dict[int, Any] = {
@@ -336,7 +339,7 @@ class Findings:
         default = "the client sent no value; its SuperNode may run an older version of fairflower"
         for client, answer in sorted(answers.items()):
             lacking = [n for n in metric_names(self.evaluate.metrics) if n not in answer]
-            reasons = reasons_at.get(nodes[client], {})
+            reasons = reasons_at.get(self.registry.nodes[client], {})
             wrong = {n: escaped(str(reasons.get(n, default))[:300]) for n in lacking}
             self.failed(server_round, self._name_of(client), wrong)
 

@@ -99,9 +99,7 @@ class RoundLoop:
         self, grid: Grid, setup: RunSetup, folder: RunFolder, stop: threading.Event
     ) -> None:
         self.grid, self.setup, self.folder, self.stop = grid, setup, folder, stop
-        self.config, self.strategy = setup.config, setup.strategy
-        self.federation = setup.federation
-        self.nodes, self._round = setup.registry.nodes, 0
+        self.config, self.strategy, self._round = setup.config, setup.strategy, 0
         self._settings = {**setup.settings(), "run-id": folder.run_id}
         self._secure: SecureAggregation | None = None
         if self.config.secure_aggregation:
@@ -109,7 +107,7 @@ class RoundLoop:
         numbers = len(self.strategy._measurements)
         begun = (folder.fact("privacy") or {}).get("rounds", 0)
         self._privacy = PrivacyLedger(self.config.privacy, numbers, begun)
-        self._found = Findings(folder, self.config, self.federation, setup.registry.keys)
+        self._found = Findings(folder, self.config, setup.registry)
         alone, by = self.config.reference == "alone", self.config.evaluate.by
         self._own_models = OwnModels(setup, folder) if alone and by != "clients" else None
         shared = SharedModels(setup, folder, grid, self._settings, self._exchange)
@@ -117,7 +115,8 @@ class RoundLoop:
         self._best = BestModel(folder, self.config.best)
         self._released = time.monotonic()
         who = grid, setup.registry, self.config.round_timeout, stop
-        self._tracker = NodeTracker(*who, self.settings(), self.config.listed_sites)
+        described = self.settings() if by == "clients" else None
+        self._tracker = NodeTracker(*who, described, self.config.listed_sites)
 
     def settings(self) -> ConfigRecord:
         """Return the config for messages; a new record each time, because strategies add to it."""
@@ -259,15 +258,10 @@ class RoundLoop:
     def _configure(self, server_round: int, arrays: ArrayRecord) -> list[Message]:
         """Return the strategy's train messages for a round."""
         strategy, settings = self.strategy, self.settings()
-        nodes = self._tracker.locate(self.nodes)
-        setup = admit(self.setup, self._tracker, self.folder, server_round, nodes)
-        if setup is not self.setup:
-            self._go_on_with(setup)
-            nodes = setup.registry.nodes | nodes
-        if nodes != self.nodes:  # SuperNodes came back under other ids, or sites joined
-            self.nodes = nodes
-            self.setup.enroll(nodes)
-        self.setup = leave_out(self.setup, self._tracker, self.folder, nodes)
+        moved = self._tracker.locate()
+        if admit(self.setup, self._tracker, self.folder, server_round) or moved:
+            self.setup.enroll()
+        leave_out(self.setup, self.folder)
         self.setup.check_left()
         settings["checkpoint-rounds"] = checkpoint.rounds(self.folder.path)
         settings["train.lr"] = self.config.train.lr_in(server_round, self.config.num_server_rounds)
@@ -277,13 +271,6 @@ class RoundLoop:
             strategy.note_candidates(server_round, self._exchange(asked))
         with self._naming_failures(server_round):  # uses the enrolled clients, not the grid's nodes
             return list(strategy.configure_train(server_round, arrays, settings, self.grid))
-
-    def _go_on_with(self, setup: RunSetup) -> None:
-        """Use the federation with sites that have joined."""
-        self.setup, self.federation = setup, setup.federation
-        self._found.federation, self._found.keys = setup.federation, setup.registry.keys
-        if self._elsewhere:
-            self._elsewhere.setup = setup
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
         """Return each domain's primary score on test examples, or else on validation examples."""
@@ -307,7 +294,7 @@ class RoundLoop:
                 tested = self._own_models.test(server_round, split, arrays_of(arrays))
             else:
                 tested = self.setup.evaluator(arrays_of(arrays), split)
-            held_out = self.federation.held_out
+            held_out = self.setup.federation.held_out
             scores, counts = tested.scores, tested.counts
             for domain, of in scores.items():
                 self._found.lacking(f"domain {domain}{note}", of)
@@ -326,8 +313,9 @@ class RoundLoop:
         if not results:
             return {}
         # A domain is not tested if its sites are not connected.
-        name = self.federation.learns.primary.name
-        return {d: results.get(d, {}).get(name, math.nan) for d in self.federation.domains}
+        federation = self.setup.federation
+        name = federation.learns.primary.name
+        return {d: results.get(d, {}).get(name, math.nan) for d in federation.domains}
 
     def _test_elsewhere(self, server_round: int, arrays: ArrayRecord) -> None:
         """Test the models that clients keep on other domains, if they keep any."""
@@ -338,16 +326,16 @@ class RoundLoop:
         self, split: str, server_round: int, arrays: ArrayRecord
     ) -> tuple[dict[str, dict[str, float]], dict[int, Counts]]:
         """Return results per domain, weighted by test examples, and counts of people per client."""
-        strategy, folder = self.strategy, self.folder
-        self.setup = leave_out(self.setup, self._tracker, folder, self.nodes)
+        strategy, folder, federation = self.strategy, self.folder, self.setup.federation
+        leave_out(self.setup, folder)
         settings = ConfigRecord({**self._settings, "split": split})
         messages = strategy.configure_evaluate(server_round, arrays, settings, self.grid)
         most = self.setup.max_test_sizes(split)
         replies = self._exchange(messages)
-        task, groups = self.federation.learns, self._found.num_groups
+        task, groups = federation.learns, self._found.num_groups
         answers = strategy._evaluations(server_round, replies, most, groups, task.scores)
         folder.append_dropped_in_test(server_round, strategy.dropped)
-        self._found.failed_at_clients(server_round, answers, replies, self.nodes)
+        self._found.failed_at_clients(server_round, answers, replies)
         keys = test_keys(answers, task, metric_names(self.config.evaluate.metrics))
         if self.setup.trained:  # clients have no personal models without training
             keys.pop(f"personal_{task.primary.name}", None)
@@ -356,12 +344,12 @@ class RoundLoop:
             folder.append_metrics(server_round, LEVELS[split][1], str(client), values)
         # Means of the scores of several models, or the scores of one model on all examples.
         combined = domain_means if self.config.reference == "alone" else domain_scores
-        return combined(answers, keys, self.federation), counts_in(answers)
+        return combined(answers, keys, federation), counts_in(answers)
 
     def _exchange(self, messages: Iterable[Message]) -> list[Message]:
         """Send a round's messages with the clients' ids, and return the replies."""
         messages = list(messages)
-        clients = {node: client for client, node in self.nodes.items()}
+        clients = {node: client for client, node in self.setup.registry.nodes.items()}
         for message in messages:
             if "config" in message.content:  # messages about masks have none
                 client = clients[message.metadata.dst_node_id]

@@ -474,7 +474,8 @@ def again(nodes: list[dict[str, Any]], lost: int, **changes: Any) -> dict[int, i
     config = there.contexts.pop(lost).node_config | changes
     there.contexts[7000] = Context(1, 7000, config, RecordDict(), {})
     tracker = NodeTracker(there, registry, 20, threading.Event(), settings_of())
-    return tracker.locate(registry.nodes)
+    tracker.locate()
+    return registry.nodes
 
 
 def test_a_restarted_site_is_recognized_by_a_unique_domain_or_its_partition_id(
@@ -512,7 +513,8 @@ def test_a_restarted_client_of_a_shared_data_set_needs_the_same_data(
         there.contexts[7000] = Context(1, 7000, config, RecordDict(), {})
         tracker = NodeTracker(there, registry, 20, threading.Event(), settings_of(**divided))
         with caplog.at_level("WARNING", logger="flwr.fairflower"):
-            assert tracker.locate(registry.nodes)[1] == node
+            tracker.locate()
+        assert registry.nodes[1] == node
     assert caplog.text.count("Node 7000 is ignored: Client 1 (a) had different data") == 1
 
 
