@@ -31,7 +31,7 @@ from fairflower.paths import check_folder, check_regular, file_name, home
 from fairflower.server import contents
 from fairflower.server.checkpoint import Checkpoint, earlier_facts
 from fairflower.server.history import History
-from fairflower.server.privacy import PrivacyLedger, numbers_of
+from fairflower.server.privacy import check_counted
 
 #: File of Flower's and fairflower's log messages, and of the error that ended the run.
 LOG = "log.txt"
@@ -142,6 +142,8 @@ class RunFolder:
             check_regular(file)  # opening a named pipe would wait for its writer
         earlier = earlier_facts(path)
         _compare(path, earlier, facts)
+        if config.privacy.on:
+            check_counted(config, path, earlier)
         if contents.original_of(path, earlier):  # from now on a run with state of its own
             earlier.pop("run_id", None)
         before, parts = earlier.get("parts", {}), facts.get("parts", {})
@@ -151,9 +153,6 @@ class RunFolder:
             logger.warning(text, key, path)
         kept = _facts_after(server_round, earlier) | ({"parts": parts} if changed else {})
         folder = cls(path, lock, {**facts, **kept}, saved.seconds if saved else 0.0)
-        if config.privacy.on:
-            ledger = PrivacyLedger.reopened(config.privacy, numbers_of(config), path, earlier)
-            folder.note("privacy", ledger.facts())  # before the history is shortened
         folder._rewind(sizes)
         folder.metrics.read(path / "history.csv")
         _replace(path / "config.toml", config.to_toml().encode())
