@@ -127,16 +127,9 @@ def simulate(
 
     Returns the context of the ServerApp with its state, which is empty for Flower's engine. Raises
     the exceptions of the ServerApp, ``GpuMemoryError`` if a client runs out of GPU memory, and
-    ``ConfigError`` if an argument is invalid, no client fits, a cluster cannot be used, or the
-    installed Flower has no simulation engine.
+    ``ConfigError`` if no client fits, a cluster cannot be used, or the installed Flower has no
+    simulation engine.
     """
-    if engine not in ("ray", "flower", "inline"):
-        raise ConfigError(f"engine = {engine!r}: expected ray, flower or inline.")
-    least = {"num_supernodes": 1, "workers": 0, "client_cpus": 1, "client_gpus": 0}
-    given = dict(zip(least, (num_supernodes, workers, client_cpus, client_gpus), strict=True))
-    for name, value in given.items():
-        if value < least[name]:
-            raise ConfigError(f"{name} = {value}: expected a number >= {least[name]}.")
     num_cpus = workers * client_cpus or cpus()
     if client_cpus > num_cpus and not ray_address:
         raise ConfigError(

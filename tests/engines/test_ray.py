@@ -27,7 +27,7 @@ from fairflower.engines.launch import simulate
 from fairflower.engines.ray import _HERE, RayGrid
 from fairflower.engines.ray_cluster import Batch, Task, TaskQueue, Worker, last_words
 from fairflower.errors import ConfigError, EngineError
-from fairflower.flower_compat import set_message_id
+from fairflower.flower_compat import set_ids
 
 pytestmark = pytest.mark.slow
 
@@ -292,7 +292,7 @@ def test_replies_are_kept_until_their_message_ids_are_pulled():
 
     queries = [Message(RecordDict(), node, "query") for node in (1000, 1001, 1002)]
     for number, query in enumerate(queries):
-        set_message_id(query, f"query-{number}")
+        set_ids(query, message_id=f"query-{number}")
     replies = [Message(RecordDict(), reply_to=query) for query in queries]
     grid = Answered(replies)
     grid.discard(["query-2"])
@@ -412,18 +412,3 @@ def test_no_client_is_left_out_because_another_one_hangs(monkeypatch, caplog):
         ask_others(grid, hangs=5)
         assert caplog.text.count("has not answered") >= 3
         assert counts(ask(grid)) == {0: 3, 5: 3} | dict.fromkeys({*range(1, 20)} - {5}, 4)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"engine": "Inline"}, "engine = 'Inline': expected ray, flower or inline"),
-        ({"client_cpus": 0}, "client_cpus = 0: expected a number >= 1"),
-        ({"workers": -2}, "workers = -2: expected a number >= 0"),
-        ({"client_gpus": -0.5}, "client_gpus = -0.5: expected a number >= 0"),
-        ({"num_supernodes": 0}, "num_supernodes = 0: expected a number >= 1"),
-    ],
-)
-def test_invalid_arguments_of_simulate_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
-        simulate(ServerApp(), ClientApp(), **{"num_supernodes": 2, **options})

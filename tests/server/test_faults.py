@@ -40,7 +40,7 @@ from fairflower.client_app import app as client_app
 from fairflower.engines.inline import InlineGrid, send_and_receive
 from fairflower.errors import ConfigError, Diverged, RoundFailed, RunInterrupted
 from fairflower.exchanges import AveragedBatches, ControlVariates, Prototypes
-from fairflower.flower_compat import set_message_id
+from fairflower.flower_compat import set_ids
 from fairflower.server.discovery import NodeDiscovery
 from fairflower.server.registration import ClientRegistry, NodeTracker, register_clients
 from fairflower.server.session import Session
@@ -307,7 +307,7 @@ def test_aggregate_evaluate_in_a_foreign_app_ignores_invalid_replies(caplog):
     strategy = FedAvg()
     messages = list(strategy.configure_evaluate(1, record_of(MODEL), ConfigRecord(), grid))
     for number, message in enumerate(messages):
-        set_message_id(message, f"m{number}")
+        set_ids(message, message_id=f"m{number}")
     sent = sorted(messages, key=lambda m: m.metadata.dst_node_id)
     claims = [
         {
