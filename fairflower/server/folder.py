@@ -69,9 +69,6 @@ MAX_DIAGNOSTIC = 10_000
 #: Entries of ``run.json`` while a run goes on.
 _RUNNING = {"status": "running", "error": None, "finished": None, "seconds": None}
 
-#: Fields of the records in ``diagnostics.jsonl`` that are not diagnostics of the strategy.
-_OWN_FIELDS = frozenset(("round", "client_ids", "dropped", "dropped_in_test"))
-
 
 class RunFolder:
     """Writes a run's folder after every round, so that a killed run keeps its rounds.
@@ -236,10 +233,11 @@ class RunFolder:
 
         Raises ``ValueError`` if a diagnostic has the name of one of the record's own fields.
         """
-        if taken := sorted(_OWN_FIELDS.intersection(values)):
+        own = contents.Record.__annotations__.keys()
+        if taken := sorted(own & values.keys()):
             raise ValueError(
                 f"the diagnostic {taken[0]!r} has the name of a field of every record "
-                f"({', '.join(sorted(_OWN_FIELDS))}). Rename it"
+                f"({', '.join(sorted(own))}). Rename it"
             )
         line: dict[str, Any] = {"round": server_round, "client_ids": list(client_ids)}
         arrays = {name: np.asarray(value) for name, value in values.items()}
