@@ -157,7 +157,7 @@ def test_a_crashed_worker_is_replaced_and_its_client_is_retried_once(tmp_path, m
         put = grid._ray.put
         monkeypatch.setattr(grid._ray, "put", lambda record: puts.append(record) or put(record))
         assert models(ask(grid)) == expected[0]
-        assert len(puts) == 41  # one model for 40 messages, and 40 states, which are large now
+        assert len(puts) == 1  # one model for 40 messages
         puts.clear()
         # One crash: the clients of the batch are retried from their earlier states.
         sent: list[int] = []
@@ -172,7 +172,7 @@ def test_a_crashed_worker_is_replaced_and_its_client_is_retried_once(tmp_path, m
         monkeypatch.setattr(grid, "_send", watched)
         assert models(ask(grid, dies=3, once=str(tmp_path / "died"))) == expected[1]
         assert max(sent) > 1
-        assert len(puts) == 1  # only the model, as states are not copied again
+        assert len(puts) == 1  # only the model, as states are not copied
         # A client that always crashes gets an error reply; no other client is affected.
         replies = ask(grid, dies=1)
         assert [k for k, reply in replies.items() if reply.has_error()] == [1]
