@@ -219,11 +219,8 @@ def register_clients(
             )
         notice = f"{len(infos)} of {expected} are connected."
         notice += f" Missing: {', '.join(discovery.missing_sites())}." if only else ""
-        # Nobody else comes to a grid of this process, which has all its nodes from the start.
-        lonely = len(infos) == 1 < fewest and any(info.site for info in infos.values())
-        refused = (lonely or discovery.problems) and not discovery.silent
-        refused = refused and getattr(grid, "simulated", False)
-        if not fresh and (refused or not discovery.wait(notice)):
+        if not fresh and not discovery.wait(notice):
+            lonely = len(infos) == 1 < fewest and any(info.site for info in infos.values())
             alone = " A site trains alone only with min-clients = 1." if lonely else ""
             raise discovery.missing_error(expected, ids, alone)
 

@@ -445,7 +445,7 @@ def test_a_site_that_connects_during_registration_takes_part(
     folders: list[Path],
 ) -> None:
     class Growing(InlineGrid):
-        looks = 0
+        looks, simulated = 0, False
 
         def get_node_ids(self) -> Iterable[int]:
             self.looks += 1
@@ -583,7 +583,7 @@ def test_a_new_site_of_the_same_domain_does_not_replace_a_returning_site(
     class Later(InlineGrid):
         """Node 1001 appears when nodes are listed the second time, after node 8000."""
 
-        looks = 0
+        looks, simulated = 0, False
 
         def get_node_ids(self) -> Iterable[int]:
             self.looks += 1
@@ -658,6 +658,7 @@ def test_a_waiting_resumed_run_names_the_missing_clients_and_the_timeout(
     settings = {"evaluate.by": "clients", "num-server-rounds": 1, "min-clients": 1}
     first = run(tmp_path, grid(nodes), **settings)
     there = grid(nodes[:2])
+    there.simulated = False
     there.contexts[1001].node_config["data-dir"] = str(tmp_path / "gone")
     config = resumed_config(first, {"num-server-rounds": 2, "round-timeout": 0.4})
     with caplog.at_level("INFO", logger="flwr.fairflower"):
