@@ -25,7 +25,7 @@ from safetensors.numpy import save
 from fairflower.config import RunConfig
 from fairflower.config.text import toml_tables
 from fairflower.errors import ConfigError, logger
-from fairflower.files import cell_of, replacing, sync
+from fairflower.files import Arrays, cell_of, replacing, sync
 from fairflower.machine import SOLVERS, machine, versions
 from fairflower.paths import check_folder, check_regular, file_name, home
 from fairflower.server import contents
@@ -88,6 +88,8 @@ class RunFolder:
         self._lock = lock
         self._facts = dict(facts)
         self.metrics = History(facts.get("domains", ()), contents.scores_of(facts)[0])
+        #: The best round so far by ``checkpoint.best``, 0 if there is none, and its model.
+        self.best_round, self.best = 0, Arrays()
         self._begin = time.monotonic() - seconds
 
     @classmethod
@@ -161,6 +163,11 @@ class RunFolder:
         session |= {"changed": changed} if changed else {}
         folder._facts.setdefault("resumed", []).append(session)
         folder._write_facts()
+        (path / contents.BEST).unlink(missing_ok=True)  # it may be of a later round
+        if saved:
+            folder.write_model(saved.model)
+        if saved and saved.best_round:
+            folder.write_best(saved.best_round, saved.best or saved.model, config.best)
         return folder
 
     @property
@@ -262,6 +269,7 @@ class RunFolder:
 
         A run may be killed in between, so the file's metadata have the round, too.
         """
+        self.best_round, self.best = server_round, dict(arrays)
         _replace(self.path / contents.BEST, save(_dense(arrays), {"round": str(server_round)}))
         self.note("best", {"round": server_round, "by": by})
 

@@ -22,7 +22,6 @@ from fairflower.errors import (
     logger,
     naming_failures,
 )
-from fairflower.files import Arrays
 from fairflower.machine import release_memory
 from fairflower.models import initial_local_arrays
 from fairflower.numerics.group_fairness import Counts
@@ -34,7 +33,6 @@ from fairflower.secure.rounds import SecureAggregation
 from fairflower.server import checkpoint
 from fairflower.server.admission import admit, leave_out, note_withdrawn
 from fairflower.server.checkpoint import Checkpoint
-from fairflower.server.contents import BEST
 from fairflower.server.evaluation import Findings, counts_in
 from fairflower.server.examples import store_examples
 from fairflower.server.folder import LOG, RunFolder
@@ -61,37 +59,6 @@ DIVERGED = 10
 _RELEASE_EVERY = 5.0
 
 
-class BestModel:
-    """The model of the best round so far, which a run keeps beside the last.
-
-    ``by`` is the criterion (`fairflower.numerics.metrics.criterion`); "" keeps none.
-    """
-
-    def __init__(self, folder: RunFolder, by: str) -> None:
-        self.folder, self.by = folder, by
-        self.round = 0  # 0 if there is none
-        self.arrays: Arrays = {}
-
-    def restore(self, saved: Checkpoint | None) -> None:
-        """Go back to the best model at a checkpoint; that in the folder may be of a later round."""
-        if saved and saved.best_round:
-            self._write(saved.best_round, saved.best or saved.model)
-        else:
-            (self.folder.path / BEST).unlink(missing_ok=True)
-
-    def keep(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
-        """Keep the model if its round is the best so far; return the best round as a metric."""
-        merit = self.folder.metrics.merit
-        # Of equal rounds the first is the best.
-        if self.by and merit(server_round, self.by) > merit(self.round, self.by):
-            self._write(server_round, arrays_of(arrays))
-        return {"best_round": self.round} if self.round else {}
-
-    def _write(self, server_round: int, arrays: Arrays) -> None:
-        self.round, self.arrays = server_round, arrays
-        self.folder.write_best(server_round, arrays, self.by)
-
-
 class RoundLoop:
     """Trains, merges and tests in all rounds of a run."""
 
@@ -112,7 +79,6 @@ class RoundLoop:
         self._own_models = OwnModels(setup, folder) if alone and by != "clients" else None
         shared = SharedModels(setup, folder, grid, self._settings, self._exchange)
         self._elsewhere = shared if alone and setup.registry.sites else self._own_models
-        self._best = BestModel(folder, self.config.best)
         self._released = time.monotonic()
         who = grid, setup.registry, self.config.round_timeout, stop
         described = self.settings() if by == "clients" else None
@@ -136,7 +102,6 @@ class RoundLoop:
         """
         arrays = record_of(saved.model if saved else self.setup.evaluator.arrays())
         last, every = self.config.num_server_rounds, self.config.checkpoint.every
-        self._best.restore(saved)
         if saved and (saved.server_round == last or self._ends_early()):
             done = saved.server_round  # the run was stopped after its last round
             _check_summed(self.folder, done)
@@ -144,7 +109,7 @@ class RoundLoop:
             if not any(tested in name for name in self.folder.metrics.of(done)):
                 self._evaluate(done, arrays)  # it was not known to be the last round
                 self._test_elsewhere(done, arrays)
-                self.folder.append_metrics(done, "run", "", self._best.keep(done, arrays))
+                self.folder.append_metrics(done, "run", "", self._keep_best(done, arrays))
                 self._save(done, arrays)  # otherwise more rounds would cut off this test
             _end(self.folder, self.setup, done, arrays)
             return
@@ -166,7 +131,7 @@ class RoundLoop:
                     ending = ending or self._ends_early()
                 if ending:
                     self._test_elsewhere(server_round, arrays)
-            overall = seconds | self._privacy.metrics() | self._best.keep(server_round, arrays)
+            overall = seconds | self._privacy.metrics() | self._keep_best(server_round, arrays)
             self.folder.append_metrics(server_round, "run", "", overall)
             metrics = self.folder.metrics.of(server_round)
             progress.round(server_round, accuracies, metrics if accuracies else {})
@@ -192,8 +157,16 @@ class RoundLoop:
             self.folder.note("ended_early", reason)
         return bool(reason)
 
+    def _keep_best(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
+        """Keep the model if its round is the best so far; return the best round as a metric."""
+        folder, by, merit = self.folder, self.config.best, self.folder.metrics.merit
+        # Of equal rounds the first is the best.
+        if by and merit(server_round, by) > merit(folder.best_round, by):
+            folder.write_best(server_round, arrays_of(arrays), by)
+        return {"best_round": folder.best_round} if folder.best_round else {}
+
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
-        folder, best = self.folder, self._best
+        folder = self.folder
         with self._naming_failures(server_round):
             state = self.strategy.state_dict()
         now = Checkpoint(
@@ -204,8 +177,8 @@ class RoundLoop:
             sizes=folder.sizes(),
             config=self.config.to_flat(),
             facts=folder.kept_facts(),
-            best_round=best.round,
-            best={} if best.round == server_round else best.arrays,
+            best_round=folder.best_round,
+            best={} if folder.best_round == server_round else folder.best,
         )
         checkpoint.save(folder.path, now, self.config.checkpoint.keep)
 

@@ -108,8 +108,6 @@ class Session:
                 begun = saved or setup.trained
                 done = begun.server_round if begun else 0
                 progress.start(folder.path, done, folder.metrics.primary)
-                if saved:
-                    folder.write_model(saved.model)
                 callbacks.begin(saved.server_round if saved else -1)
                 rounds = RoundLoop(self.grid, setup, folder, self.stop)
                 rounds.run(saved, progress, callbacks.round)
