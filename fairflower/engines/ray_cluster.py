@@ -512,8 +512,7 @@ class Workers:
 
     At most ``most`` workers with the resources ``cpus`` and ``gpus`` call ``actor(*arguments)`` on
     the nodes of a ``cluster``, or on this machine. ``ready`` lists those that have started;
-    ``starting`` has the others by the reference that becomes ready. Raises ``ConfigError`` if no
-    node has capacity for a worker, or a node of a cluster cannot be used.
+    ``starting`` has the others by the reference that becomes ready.
     """
 
     def __init__(

@@ -90,11 +90,6 @@ class CentralizedEvaluator:
         )
 
     @property
-    def num_parameters(self) -> int:
-        """Number of trainable parameters of the model."""
-        return sum(p.numel() for p in trainable(self.model).values())
-
-    @property
     def buffers(self) -> list[str]:
         """Names of the exchanged arrays that are not trained: statistics and frozen parameters."""
         trained = trainable(self.model)
@@ -153,10 +148,7 @@ class CentralizedEvaluator:
     def predictions(
         self, arrays: Mapping[str, NDArray[np.generic]], domain: str
     ) -> tuple[Targets, Targets]:
-        """Return the targets of a domain's test examples, and a model's predictions.
-
-        Raises ``GpuMemoryError`` if the GPU's memory is too small.
-        """
+        """Return the targets of a domain's test examples, and a model's predictions."""
         (futures,) = self._begun(arrays, [domain], "test").values()
         return _joined(future.result() for future in futures)[1:3]
 
@@ -244,7 +236,7 @@ class Findings:
         registry: ClientRegistry,
     ) -> None:
         self.folder, self.evaluate, self.registry = folder, config.evaluate, registry
-        if self.num_groups:
+        if self.federation.groups:
             groups, positive = self.federation.groups, self.federation.class_names[1]
             logger.info("data.groups = %r: the positive class is %s.", groups, positive)
         #: Entry of ``run.json`` -> where -> reason.
@@ -256,11 +248,6 @@ class Findings:
     def federation(self) -> Federation:
         """The clients, which may become more from round to round."""
         return self.registry.federation
-
-    @property
-    def num_groups(self) -> int:
-        """Number of groups of people, or 0 if there are none."""
-        return len(self.federation.group_names)
 
     def _name_of(self, client: int) -> str:
         known = f"client {client} of {self.federation.clients[client].domain}"

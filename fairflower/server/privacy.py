@@ -13,7 +13,6 @@ from fairflower.errors import ConfigError, NotInstalled, require
 from fairflower.server.contents import read_history
 
 if TYPE_CHECKING:
-    from fairflower.aggregation.hooks import Diagnostic  # imports Flower, which is slow
     from fairflower.config import RunConfig
 
 
@@ -141,12 +140,6 @@ class PrivacyLedger:
     def metrics(self) -> dict[str, float]:
         """Return epsilon as a metric of the current round."""
         return {"epsilon": self.epsilon} if self.privacy.on else {}
-
-    def released(self, diagnostics: Mapping[str, Diagnostic]) -> Mapping[str, Diagnostic]:
-        """Return the diagnostics without clipping factors, which reveal the norms of updates."""
-        if not self.privacy.on:
-            return diagnostics
-        return {name: value for name, value in diagnostics.items() if name != "clipped"}
 
     def facts(self) -> dict[str, Any]:
         """Return the entry of ``run.json``."""

@@ -208,7 +208,8 @@ class RoundLoop:
             folder.append_metrics(server_round, "client", str(client), scalars)
         folder.write_model(arrays_of(merged))
         with self._naming_failures(server_round):  # a strategy may store anything there
-            values = self._privacy.released(strategy.diagnostics)
+            secret = {"clipped"} if self.config.privacy.on else ()  # it reveals norms of updates
+            values = {n: value for n, value in strategy.diagnostics.items() if n not in secret}
             folder.append_diagnostics(server_round, strategy.client_ids, values, strategy.dropped)
         _check_client_states(strategy, folder, server_round, before)
         return merged
@@ -305,7 +306,7 @@ class RoundLoop:
         messages = strategy.configure_evaluate(server_round, arrays, settings, self.grid)
         most = self.setup.max_test_sizes(split)
         replies = self._exchange(messages)
-        task, groups = federation.learns, self._found.num_groups
+        task, groups = federation.learns, len(federation.group_names)
         answers = strategy._evaluations(server_round, replies, most, groups, task.scores)
         folder.append_dropped_in_test(server_round, strategy.dropped)
         self._found.failed_at_clients(server_round, answers, replies)

@@ -29,7 +29,7 @@ from fairflower.data.texts import BUILT_IN, TokenizedSet
 from fairflower.errors import ConfigError, Diverged, RoundFailed, UserError, failure_text
 from fairflower.exchanges import ServerOptimizer
 from fairflower.flower_compat import is_deployed
-from fairflower.models import Model, frozen_digest, initial_local_arrays, to_numpy
+from fairflower.models import Model, frozen_digest, initial_local_arrays, to_numpy, trainable
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.numerics.scores import Score
 from fairflower.participation.availability import Trace, read_availability
@@ -150,7 +150,7 @@ class RunSetup:
         federation, model, config = self.federation, self.evaluator.model, self.config
         names = "num_classes", "classes", "shape", "domains", "sources", "test_sizes"
         facts = {
-            "num_parameters": self.evaluator.num_parameters,
+            "num_parameters": sum(p.numel() for p in trainable(model).values()),
             "model_bytes": sum(a.nbytes for a in self.evaluator.arrays().values()),
             **{name: getattr(federation, name) for name in names},
             "clients": [*map(by_field, federation.clients)],
