@@ -123,6 +123,32 @@ class ClientRegistry:
         except (ValueError, IndexError):  # a class that no site had
             return False
 
+    def recognize(
+        self, infos: NodeInfos, gone: Collection[int]
+    ) -> tuple[dict[int, int], dict[int, str]]:
+        """Return client -> node for those in ``gone`` that are back, and node -> why not others."""
+        clients = {node: client for client, node in self.nodes.items()}
+        back: dict[int, int] = {}
+        changed: dict[int, int] = {}
+        problems: dict[int, str] = {}
+        for node, info in sorted(infos.items()):
+            client = clients.get(node, self.client_of(info))
+            if why := self.another_key(info):
+                problems[node] = why
+            elif client is None or client not in gone or client in back:
+                continue
+            elif self.has_same_data(client, info):
+                back[client] = node
+            elif self.sites == (info.site is not None):
+                changed[node] = client
+        for node, client in changed.items():
+            if client not in back:
+                problems[node] = (
+                    f"{self.name_of(client)} has different data than when the run began (node "
+                    f"{node}). Restore its data, or start a new run."
+                )
+        return back, problems
+
     def add_site(self, node: int, info: NodeInfo) -> int:
         """Add a site as the last client; raise ``DataError`` if its data do not fit."""
         assert info.site
@@ -347,21 +373,26 @@ def register_resumed_clients(
     Raises ``ConfigError`` if no site is connected, a site has different data or another key than
     before, or sites that share a domain have new node ids.
     """
-    clients = [k for k in earlier.federation.clients if k.client_id not in earlier.withdrawn]
+    clients = range(len(earlier.federation.clients))
+    wanted = set(clients) - earlier.withdrawn
     gone = {earlier.names[client] for client in earlier.withdrawn}
     discovery = NodeDiscovery(grid, timeout, stop, asked, only, gone)
     while True:
         fresh = discovery.ask()
-        reconnected, unknown_nodes = _match_known_sites(discovery.infos, earlier)
-        missing = [client for client in clients if client.client_id not in reconnected]
+        back, problems = earlier.recognize(discovery.infos, wanted)
+        for why in problems.values():
+            raise ConfigError(why)
+        missing = sorted(wanted - back.keys())
         notice = (
-            f"not connected: {', '.join(earlier.name_of(k.client_id) for k in missing)}. After "
-            f"{timeout:g} s the run "
-            "continues without these clients (round-timeout, which can be changed when resuming)."
+            f"not connected: {', '.join(map(earlier.name_of, missing))}. After {timeout:g} s the "
+            "run continues without these clients (round-timeout, which can be changed when "
+            "resuming)."
         )
         if not fresh and not (missing and discovery.wait(notice)):
             break
-    unidentified = {client.domain for client in missing if client.client_id in earlier.nodes}
+    domains = [client.domain for client in earlier.federation.clients]
+    unidentified = {domains[client] for client in missing if client in earlier.nodes}
+    unknown_nodes = sorted(discovery.infos.keys() - back.values())
     sites = [discovery.infos[node].site for node in unknown_nodes]
     if any(site and site.domains[0] in unidentified for site in sites):
         raise ConfigError(
@@ -369,8 +400,8 @@ def register_resumed_clients(
             "and cannot be distinguished in any other way. Start their SuperNodes with the "
             "same keys as before, or start a new run."
         )
-    if not reconnected:
-        raise discovery.missing_error(len(clients))
+    if not back:
+        raise discovery.missing_error(len(wanted))
     for node in () if only else unknown_nodes:  # a site on the list may still join
         name = discovery.name_of(node)
         logger.warning("%s is ignored, because it was not part of the resumed run.", name)
@@ -378,38 +409,10 @@ def register_resumed_clients(
         logger.warning("%s is ignored: %s", discovery.name_of(node), why)
     for client in missing:
         text = "%s has not reconnected; the run continues without it."
-        logger.warning(text, earlier.name_of(client.client_id))
-    absent = {k: FIRST_ABSENT_NODE + k for k in range(len(earlier.federation.clients))}
-    said = {client: discovery.infos[node] for client, node in reconnected.items()}
-    return replace(earlier, nodes=absent | earlier.nodes | reconnected, infos=said)
-
-
-def _match_known_sites(
-    infos: NodeInfos, earlier: ClientRegistry
-) -> tuple[dict[int, int], list[int]]:
-    """Return client -> node for the sites that are connected again, and the unknown nodes."""
-    clients = {node: client for client, node in earlier.nodes.items()}
-    reconnected: dict[int, int] = {}
-    changed: dict[int, int] = {}
-    unknown_nodes: list[int] = []
-    for node, info in sorted(infos.items()):
-        if why := earlier.another_key(info):
-            raise ConfigError(why)
-        client = clients.get(node, earlier.client_of(info))
-        if client is None or client in reconnected or info.site is None:
-            unknown_nodes.append(node)
-        elif earlier.has_same_data(client, info):
-            reconnected[client] = node
-        else:
-            changed[node] = client
-    for node, client in changed.items():
-        if client not in reconnected:
-            name = earlier.name_of(client)
-            raise ConfigError(
-                f"{name} has different data than when the run began (node {node}). Restore its "
-                "data, or start a new run."
-            )
-    return reconnected, sorted([*unknown_nodes, *changed])
+        logger.warning(text, earlier.name_of(client))
+    absent = {client: FIRST_ABSENT_NODE + client for client in clients}
+    said = {client: discovery.infos[node] for client, node in back.items()}
+    return replace(earlier, nodes=absent | earlier.nodes | back, infos=said)
 
 
 class NodeTracker:
@@ -439,36 +442,28 @@ class NodeTracker:
         """Put the current nodes into the registry; return whether there are others than before."""
         registry, online = self.registry, self._discovery.online()
         self._left_out = {node: why for node, why in self._left_out.items() if node in online}
-        before = dict(registry.nodes)
-        gone = {client for client, node in before.items() if node not in online}
+        gone = {client for client, node in registry.nodes.items() if node not in online}
         gone -= registry.withdrawn
-        for node, info in self._described() if gone else ():
-            client, why = registry.client_of(info), registry.another_key(info)
-            if why:
-                self.leave_out(node, why)
-            if why or client is None or client not in gone or node in before.values():
-                continue
-            name = registry.name_of(client)
-            if not registry.has_same_data(client, info):
-                self.leave_out(node, f"{name} had different data when the run began")
-                continue
-            gone.remove(client)
-            registry.nodes[client] = node
-            logger.info("%s has reconnected as node %d.", name, node)
-        return registry.nodes != before
+        back, problems = registry.recognize(self._described(), gone) if gone else ({}, {})
+        for node, why in problems.items():
+            self.leave_out(node, why)
+        for client, node in back.items():
+            logger.info("%s has reconnected as node %d.", registry.name_of(client), node)
+        registry.nodes |= back
+        return bool(back)
 
     def newcomers(self, late: Collection[str]) -> dict[int, NodeInfo]:
         """Return node -> description of connected sites in ``late`` that are no clients yet."""
         waited = {*late} - {key.name for key in self.registry.keys.values()}
-        infos = self._described() if waited else ()
+        infos = sorted(self._described().items()) if waited else ()
         return {node: i for node, i in infos if i.site and i.key and i.key.name in waited}
 
-    def _described(self) -> list[tuple[int, NodeInfo]]:
+    def _described(self) -> NodeInfos:
         """Ask new nodes; return those that can take part, and log why others cannot."""
         self._discovery.ask(self.registry.nodes.values())
         for node, why in sorted(self._discovery.problems.items()):
             self.leave_out(node, why)
-        return sorted(self._discovery.infos.items())
+        return self._discovery.infos
 
     def leave_out(self, node: int, why: str) -> None:
         """Log why a node does not take part, once."""

@@ -498,7 +498,7 @@ def test_a_restarted_site_with_different_data_is_ignored(
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("bac", folders, strict=True)]
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
         assert again(nodes, 1000, **{"data-dir": str(tmp_path / "other")})[1] == 1000
-    assert "Node 7000 is ignored: Client 1 (b) had different data" in caplog.text
+    assert "Node 7000 is ignored: Client 1 (b) has different data" in caplog.text
 
 
 def test_a_restarted_client_of_a_shared_data_set_needs_the_same_data(
@@ -515,7 +515,7 @@ def test_a_restarted_client_of_a_shared_data_set_needs_the_same_data(
         with caplog.at_level("WARNING", logger="flwr.fairflower"):
             tracker.locate()
         assert registry.nodes[1] == node
-    assert caplog.text.count("Node 7000 is ignored: Client 1 (a) had different data") == 1
+    assert caplog.text.count("Node 7000 is ignored: Client 1 (a) has different data") == 1
 
 
 @pytest.mark.slow
