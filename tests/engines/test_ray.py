@@ -21,6 +21,7 @@ from flwr.serverapp.strategy import FedAvg
 from parametrize import at_night
 from processes import TIMEOUT, wait_for
 
+from fairflower.config import RunConfig
 from fairflower.engines import ray_cluster
 from fairflower.engines.inline import InlineGrid, send_and_receive
 from fairflower.engines.launch import simulate
@@ -106,12 +107,12 @@ def federate(engine: str, fails: bool = False, **options: Any) -> np.ndarray:
         if fails:
             raise ZeroDivisionError("of the server")
 
-    options["run_config"] = {"step": 0.5}
+    config, step = RunConfig(engine=engine, **options), {"step": 0.5}
     if fails:
         with pytest.raises(ZeroDivisionError, match="of the server"):
-            simulate(server, foreign_clients(), 5, engine=engine, **options)
+            simulate(server, foreign_clients(), 5, config, run_config=step)
     else:
-        context = simulate(server, foreign_clients(), 5, engine=engine, **options)
+        context = simulate(server, foreign_clients(), 5, config, run_config=step)
         assert context.state["done"]["step"] == 0.5
     return outcome["w"]
 
