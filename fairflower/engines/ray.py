@@ -98,7 +98,6 @@ class RayGrid(inline.InlineGrid):
         self._states: dict[int, Any] = {}  # node -> reference to its state; missing if empty
         #: Node -> id of its newest message. Late replies to older ones do not change its state.
         self._newest: dict[int, str] = {}
-        granted = client_cpus, client_gpus
         most = min(workers or num_supernodes, num_supernodes)
         try:
             # Ray's client (ray://) pickles all values, so memory cannot be shared.
@@ -109,8 +108,8 @@ class RayGrid(inline.InlineGrid):
             folder = "" if address else os.getcwd()
             arguments = ray.put(_pickled_app(client_app)), sys.path, shared, folder
             self._here = ray.get_runtime_context().get_node_id()
-            cluster = RayNodes(ray, *granted, prepare) if address else None
-            self._workers = Workers(ray, Actor, arguments, most, *granted, cluster)
+            nodes = RayNodes(ray, client_cpus, client_gpus, prepare, cluster=bool(address))
+            self._workers = Workers(ray, Actor, arguments, most, nodes)
         except BaseException:
             self.close()
             raise
