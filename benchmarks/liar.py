@@ -52,7 +52,7 @@ from fairflower.exchanges import (
     Prototypes,
     centers,
 )
-from fairflower.flower_compat import set_message_id, set_task_identity
+from fairflower.flower_compat import set_ids, set_task_identity
 from fairflower.numerics.clustering import Clusters
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies import STRATEGIES, FairStrategy, FedAvg
@@ -181,7 +181,7 @@ def simulate(strategy: FairStrategy, answer: Answer, rounds: int) -> tuple[np.nd
         sent: Any = record_of(model), config, None
         messages = list(strategy.configure_train(server_round, *sent))
         for i, message in enumerate(messages):
-            set_message_id(message, f"{server_round}-{i}")
+            set_ids(message, message_id=f"{server_round}-{i}")
         replies = [
             Message(answer(strategy, model, m.metadata.dst_node_id, m.content), reply_to=m)
             for m in messages

@@ -51,7 +51,7 @@ from threadpoolctl import threadpool_info
 
 from fairflower.aggregation.cohort import Arrays
 from fairflower.aggregation.records import decode_record, is_buffer
-from fairflower.flower_compat import set_message_id, set_task_identity
+from fairflower.flower_compat import set_ids, set_task_identity
 from fairflower.models import build
 from fairflower.strategies import Cohort, FairStrategy, FedAvg, FedHEAL, Uniform
 
@@ -115,7 +115,7 @@ class Answers:
         requests = strategy.configure_train(server_round, sent, ConfigRecord(), no_grid)  # type: ignore[arg-type]
         messages = []
         for i, message in enumerate(requests):
-            set_message_id(message, f"{server_round}-{i}")
+            set_ids(message, message_id=f"{server_round}-{i}")
             content = self.replies[message.metadata.dst_node_id - FIRST_NODE]
             messages.append(Message(content, reply_to=message))
         return messages

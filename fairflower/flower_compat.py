@@ -241,19 +241,9 @@ def nodes_at(superlink: str | None) -> list[Any]:
         client.close()
 
 
-def set_message_id(message: Message, message_id: str) -> None:
-    """Set the id of a message, as a SuperLink does."""
-    message.metadata.__dict__["_message_id"] = message_id
-
-
-def set_run_id(message: Message, run_id: int) -> None:
-    """Set the id of a message's run, as a SuperLink does."""
-    message.metadata.__dict__["_run_id"] = run_id
-
-
-def set_request_id(reply: Message, message_id: str) -> None:
-    """Set the id of the message that a reply answers; Flower's LocalDpMod leaves it empty."""
-    reply.metadata.__dict__["_reply_to_message_id"] = message_id
+def set_ids(message: Message, **values: str | int) -> None:
+    """Set ``message_id``, ``run_id`` or ``reply_to_message_id``, as a SuperLink does."""
+    message.metadata.__dict__.update({f"_{name}": value for name, value in values.items()})
 
 
 def copied(record: Record, more: Mapping[str, Any] | None = None) -> Record:
@@ -387,8 +377,7 @@ _APP_RAISED = 2  # Flower's code of an error reply: the ClientApp raised an exce
 _PATIENCE = 300.0  # seconds until a request to a SuperNode on this machine has failed
 
 
-def _part(name: str) -> Any:
-    return __getattr__(name)
+_part = __getattr__
 
 
 def _runtime_client(address: str, interceptor: Any) -> Any:

@@ -16,6 +16,7 @@ from command import call
 from experiment_files import FOLDER
 from safetensors.numpy import load_file
 
+from fairflower.config import RunConfig
 from fairflower.engines.launch import simulate
 from fairflower.report import read_run
 
@@ -135,6 +136,6 @@ def test_the_one_strategy_app_improves_its_worst_client(
 
     monkeypatch.setattr(strategy, "aggregate_evaluate", noted)
     shorter = {**settings["config"], "num-server-rounds": 5}
-    simulate(server, client, 8, engine="inline", run_config=shorter)
+    simulate(server, client, 8, RunConfig(engine="inline"), run_config=shorter)
     assert len(metrics) == 5
     assert metrics[-1]["worst-accuracy"] > metrics[0]["worst-accuracy"] + 0.1

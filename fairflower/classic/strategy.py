@@ -30,7 +30,7 @@ from fairflower.flower_compat import (
     ndarrays_to_parameters,
     parameters_to_ndarrays,
     proxy_node_id,
-    set_message_id,
+    set_ids,
 )
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies.fedavg import FedAvg
@@ -190,7 +190,7 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
         messages = configure(server_round, arrays, ConfigRecord(dict(config)), grid)
         asked = {message.metadata.dst_node_id: message for message in messages}
         for number, message in enumerate(asked.values()):
-            set_message_id(message, f"message-{number}")
+            set_ids(message, message_id=f"message-{number}")
         return [(proxies[n], kind(*self._ins(parameters, m))) for n, m in asked.items()]
 
     def _ins(self, parameters: Parameters, message: Message) -> tuple[Parameters, Metrics]:

@@ -26,7 +26,7 @@ from fairflower.config.site import TESTS_OTHERS
 from fairflower.config.text import Scalar
 from fairflower.deploy.credentials import make_key_pair
 from fairflower.engines.inline import InlineGrid
-from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage, recorddict_to_proto, set_run_id
+from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key, Stage, recorddict_to_proto, set_ids
 from fairflower.numerics.group_fairness import GROUP_COUNTS
 from fairflower.paths import client_states
 from fairflower.registry.measurements import MEASUREMENTS
@@ -268,7 +268,7 @@ class _RecordingGrid(InlineGrid):
         self._run_id = secrets.randbits(63)  # a site masks its sums once in a run
 
     def _deliver(self, message: Message) -> Message:
-        set_run_id(message, self._run_id)
+        set_ids(message, run_id=self._run_id)
         node, content = message.metadata.dst_node_id, message.content
         config: Any = content.get("config", {})
         asked: Any = content.get(RECORD_KEY_CONFIGS, {})

@@ -105,7 +105,7 @@ class InlineGrid(Grid):
         ids = []
         for message in messages:
             self._count += 1
-            flower_compat.set_message_id(message, f"message-{self._count}")
+            flower_compat.set_ids(message, message_id=f"message-{self._count}")
             if message.metadata.dst_node_id not in self.contexts:
                 ids.append("")  # as Flower does
                 continue
@@ -151,7 +151,7 @@ class InlineGrid(Grid):
         if reason := memory_problem(reply):
             raise gpu_memory_error(reason)
         self._count += 1
-        flower_compat.set_message_id(reply, f"message-{self._count}")
+        flower_compat.set_ids(reply, message_id=f"message-{self._count}")
         return reply
 
 
@@ -173,7 +173,7 @@ def send_and_receive(
     waiting = set()
     for message, message_id in zip(messages, grid.push_messages(messages), strict=True):
         # A message that Flower rejects has no id, for example if the node is disconnected.
-        flower_compat.set_message_id(message, message_id or "")
+        flower_compat.set_ids(message, message_id=message_id or "")
         waiting |= {message_id} - {"", None}
     deadline = time.monotonic() + timeout
     patient = getattr(grid, "computes_replies", False)
@@ -221,8 +221,8 @@ def answer(
         if raise_errors:
             raise
         reply = error_reply(message, error)
-    # A mod's reply may name no message.
-    flower_compat.set_request_id(reply, message.metadata.message_id)
+    # A mod's reply may name no message, such as that of Flower's LocalDpMod.
+    flower_compat.set_ids(reply, reply_to_message_id=message.metadata.message_id)
     return reply
 
 

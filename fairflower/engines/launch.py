@@ -57,23 +57,15 @@ def launch(
 
     # Without data.dir, the nodes of a cluster may have different default folders.
     data = with_absolute_dir(config.data) if config.data.dir else config.data
-    options: dict[str, Any] = {
-        "ray_address": config.ray_address,
-        "prepare": functools.partial(_prepare, data),
-        "workers": config.workers,
-        "client_cpus": config.client_cpus,
-        "client_gpus": 0.0 if isinstance(config.client_gpus, str) else config.client_gpus,
-        "num_gpus": num_gpus,
-        "retry_out_of_memory": config.gpu_memory_errors == "retry",
-    }
+    prepare = functools.partial(_prepare, data)
     try:
-        simulate(server_app, client_app, num_clients, engine=config.engine, **options)
+        simulate(server_app, client_app, num_clients, config, prepare=prepare, num_gpus=num_gpus)
     except EngineError as error:
         if began.is_set() or not fall_back or config.engine != "ray":
             raise
         text = "%s Clients now run one at a time in this process (inline), with the same results."
         logger.warning(text, error)
-        simulate(server_app, client_app, num_clients, engine="inline", **options)
+        simulate(server_app, client_app, num_clients, replace(config, engine="inline"))
 
 
 def _prepare(data: DataConfig) -> str:
@@ -85,15 +77,10 @@ def simulate(
     server_app: ServerApp,
     client_app: ClientApp,
     num_supernodes: int,
+    config: RunConfig,
     *,
-    engine: str = "ray",
-    ray_address: str = "",
     prepare: Callable[[], Any] | None = None,
-    workers: int = 0,
-    client_cpus: int = 1,
-    client_gpus: float = 0.0,
     num_gpus: int | None = None,
-    retry_out_of_memory: bool = True,
     run_config: Mapping[str, bool | int | float | str] | None = None,
 ) -> Context:
     """Run a ServerApp and a ClientApp that use the message API, like Flower's ``run_simulation``.
@@ -102,43 +89,29 @@ def simulate(
     ----------
     num_supernodes : int
         Number of nodes. Node k's config has ``partition-id`` k and ``num-partitions``.
-    engine : {"ray", "flower", "inline"}, default="ray"
-        fairflower's engine on Ray, Flower's engine on Ray, or clients one after another in this
-        process. All engines give the same results.
-    ray_address : str, default=""
-        Address of a Ray cluster for engine "ray": "auto", "host:port" or "ray://host:port". ""
-        means this machine. This process's version of fairflower is copied to the cluster. All other
-        modules of the ClientApp must be installed on every node.
+    config : RunConfig
+        The settings of the engine: ``engine`` (not "auto"), ``ray_address``, ``workers``,
+        ``client_cpus``, ``client_gpus`` and ``gpu_memory_errors``. This process's version of
+        fairflower is copied to a Ray cluster. All other modules of the ClientApp must be installed
+        on every node.
     prepare : callable, optional
         Called once on this machine and on every node of a cluster before clients run there, for
         example to download data. It must return the same value everywhere and may raise a
         ``UserError``.
-    workers : int, default=0
-        Number of parallel clients on engines with Ray. 0 means as many as fit.
-    client_cpus, client_gpus
-        CPUs and GPUs of each worker.
     num_gpus : int, optional
         Number of GPUs on this machine for engine "ray". Default: all GPUs that Ray detects.
-    retry_out_of_memory : bool, default=True
-        Whether engine "ray" retries a client that runs out of GPU memory, once and with half as
-        many parallel clients.
     run_config : mapping, optional
         ``context.run_config`` of both apps.
 
     Returns the context of the ServerApp with its state, which is empty for Flower's engine. Raises
     the exceptions of the ServerApp, ``GpuMemoryError`` if a client runs out of GPU memory, and
-    ``ConfigError`` if an argument is invalid, no client fits, a cluster cannot be used, or the
-    installed Flower has no simulation engine.
+    ``ConfigError`` if no client fits, a cluster cannot be used, or the installed Flower has no
+    simulation engine.
     """
-    if engine not in ("ray", "flower", "inline"):
-        raise ConfigError(f"engine = {engine!r}: expected ray, flower or inline.")
-    least = {"num_supernodes": 1, "workers": 0, "client_cpus": 1, "client_gpus": 0}
-    given = dict(zip(least, (num_supernodes, workers, client_cpus, client_gpus), strict=True))
-    for name, value in given.items():
-        if value < least[name]:
-            raise ConfigError(f"{name} = {value}: expected a number >= {least[name]}.")
+    workers, client_cpus = config.workers, config.client_cpus
+    client_gpus = 0.0 if isinstance(config.client_gpus, str) else config.client_gpus
     num_cpus = workers * client_cpus or cpus()
-    if client_cpus > num_cpus and not ray_address:
+    if client_cpus > num_cpus and not config.ray_address:
         raise ConfigError(
             f"client-cpus = {client_cpus}: only {num_cpus} CPUs are available. Decrease "
             "client-cpus."
@@ -146,26 +119,26 @@ def simulate(
     forget_code()
     settings = dict(run_config or {})
     context = Context(RUN_ID, SERVER_NODE, {}, RecordDict(), settings)
-    if engine == "flower":
+    if config.engine == "flower":
         granted = {"num_cpus": client_cpus, "num_gpus": client_gpus}
         _run_by_flower(server_app, client_app, num_supernodes, num_cpus, granted, settings)
         return context
     grid: InlineGrid
     threads = torch.get_num_threads()
-    if engine == "inline":
+    if config.engine == "inline":
         grid = InlineGrid(client_app, num_supernodes, settings)
     else:
         grid = RayGrid(
             client_app,
             num_supernodes,
             settings,
-            workers=workers if ray_address else min(num_cpus // client_cpus, num_supernodes),
+            workers=workers if config.ray_address else min(num_cpus // client_cpus, num_supernodes),
             client_cpus=client_cpus,
             client_gpus=client_gpus,
             num_gpus=num_gpus,
-            address=ray_address,
+            address=config.ray_address,
             prepare=prepare,
-            retry_out_of_memory=retry_out_of_memory,
+            retry_out_of_memory=config.gpu_memory_errors == "retry",
         )
     try:
         server_app(grid, context)

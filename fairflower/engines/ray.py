@@ -10,7 +10,6 @@ import copy
 import functools
 import math
 import os
-import pickle
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
@@ -96,11 +95,9 @@ class RayGrid(inline.InlineGrid):
         last_words.begin()
         self._queue = TaskQueue()
         self._arrived: dict[str, Message] = {}  # id of a message -> its reply
-        # Node -> its pickled state, or a reference if the state is large.
-        self._states: dict[int, Any] = dict.fromkeys(self.contexts, pickle.dumps(RecordDict()))
+        self._states: dict[int, Any] = {}  # node -> reference to its state; missing if empty
         #: Node -> id of its newest message. Late replies to older ones do not change its state.
         self._newest: dict[int, str] = {}
-        granted = client_cpus, client_gpus
         most = min(workers or num_supernodes, num_supernodes)
         try:
             # Ray's client (ray://) pickles all values, so memory cannot be shared.
@@ -111,8 +108,8 @@ class RayGrid(inline.InlineGrid):
             folder = "" if address else os.getcwd()
             arguments = ray.put(_pickled_app(client_app)), sys.path, shared, folder
             self._here = ray.get_runtime_context().get_node_id()
-            cluster = RayNodes(ray, *granted, prepare) if address else None
-            self._workers = Workers(ray, Actor, arguments, most, *granted, cluster)
+            nodes = RayNodes(ray, client_cpus, client_gpus, prepare, cluster=bool(address))
+            self._workers = Workers(ray, Actor, arguments, most, nodes)
         except BaseException:
             self.close()
             raise
@@ -225,22 +222,16 @@ class RayGrid(inline.InlineGrid):
         return time.monotonic() - worker.begun > most and not done(self._ray, [reference])
 
     def _send(self, worker: Worker, tasks: list[Task]) -> None:
-        requests = []
-        held = []
+        requests, states = [], []
         for task in tasks:
             content, node = task.message.content, task.message.metadata.dst_node_id
             small = copy.copy(task.message)
             inline.set_content(small, {n: r for n, r in content.items() if n not in task.stored})
-            state = self._states[node]
-            if not isinstance(state, bytes):
-                held.append(state)
-                state = None
-            context = self.contexts[node]
             self._newest[node] = task.message.metadata.message_id
-            requests.append(Request(small, list(content), task.stored, context, state))
-        call = worker.actor.answer.options(num_returns=1 + len(held))
-        returned = call.remote(requests, *held)
-        replies, *states = returned if held else [returned]
+            requests.append(Request(small, list(content), task.stored, self.contexts[node]))
+            states.append(self._states.get(node))
+        call = worker.actor.answer.options(num_returns=1 + len(tasks))
+        replies, *states = call.remote(requests, *states)
         if not worker.batches:
             worker.begun = time.monotonic()
         worker.batches[replies] = Batch(tasks, states)
@@ -252,11 +243,9 @@ class RayGrid(inline.InlineGrid):
         worker.begun, worker.tried = time.monotonic(), True  # the next batch begins
         errors = self._ray.exceptions
         try:
-            replies = self._ray.get(reference)
-            states = batch.states
+            replies, states = self._ray.get(reference), batch.states
             if worker.node.node_id != self._here:  # they remain valid if the worker's node is lost
-                states = [self._put(self._ray.get(state)) for state in states]
-            large = iter(states)
+                states = [state and self._put(state) for state in self._ray.get(states)]
         except errors.RayActorError as error:
             first, *queued = worker.batches.values()
             self._queue.put_back(task for other in queued for task in other.tasks)
@@ -268,20 +257,16 @@ class RayGrid(inline.InlineGrid):
         except errors.RayError as error:  # not of the client: a dying node may cause any error
             del worker.batches[reference]
             return self._try_again(batch, error)
-        for task, (reply, _, _) in zip(batch.tasks, replies, strict=True):
+        for task, (reply, _) in zip(batch.tasks, replies, strict=True):
             if reason := inline.memory_problem(reply):
                 return self._with_fewer_workers(task, reason)  # queues this batch again, too
         del worker.batches[reference]
-        for task, (_, seconds, state) in zip(batch.tasks, replies, strict=True):
+        for task, (_, seconds), state in zip(batch.tasks, replies, states, strict=True):
             node = task.message.metadata.dst_node_id
             self._queue.note(task, seconds)
-            if state is None:
-                state = next(large)
-            elif not isinstance(state, bytes):  # the state has become large
-                state = self._put(state)
             if self._newest[node] == task.message.metadata.message_id:
                 self._states[node] = state
-        return [reply for reply, _, _ in replies]
+        return [reply for reply, _ in replies]
 
     def _put(self, record: object) -> Any:
         errors = self._ray.exceptions
@@ -327,7 +312,7 @@ def _pickled_app(client_app: ClientApp) -> bytes:
 # --- worker processes ----------------------------------------------------------------------------
 
 
-#: Size in bytes from which records and nodes' states are stored as separate Ray objects.
+#: Size in bytes from which records are stored as separate Ray objects.
 LARGE = 64 * 1024
 
 
@@ -338,7 +323,6 @@ class Request(NamedTuple):
     names: list[str]  # names of all its records, in order
     stored: dict[str, Any]  # references to the large records
     context: Context
-    state: bytes | None  # the node's state, pickled; None if it is large and sent separately
 
 
 class Actor:
@@ -362,39 +346,29 @@ class Actor:
         """The ClientApp; an exception during its import becomes the reply to every message."""
         return prepare_ray().cloudpickle.loads(self._pickled)  # type: ignore[no-any-return]
 
-    def answer(self, requests: list[Request], *held: RecordDict) -> Any:
-        """Answer messages in order; ``held`` contains the large states of nodes.
+    def answer(self, requests: list[Request], *states: RecordDict | None) -> list[Any]:
+        """Answer messages in order, given the states of their nodes, or None for empty ones.
 
-        Returns a list with an entry for each message: the reply, its duration in seconds and the
-        node's new state. A small state is pickled, and a state that has become large is a record.
-        For nodes in ``held`` the entry is None, and their new states are returned after the list.
+        Returns a list of the replies with their durations in seconds, and then the new states.
         """
         with suppress(Exception):  # the exception becomes the reply to every message
             _ = self._app  # the time of its import does not count as a client's time
-        replies: list[tuple[Message, float, bytes | RecordDict | None]] = []
-        large = iter(held)
-        left = []
+        replies, after = [], []
         used = {reference.hex(): reference for r in requests for reference in r.stored.values()}
         self._records = {
             key: self._records[key] if key in self._records else prepare_ray().get(reference)
             for key, reference in used.items()
         }
-        for message, names, stored, context, state in requests:
+        for (message, names, stored, context), state in zip(requests, states, strict=True):
             begin = time.perf_counter()
             records = {n: self._records[r.hex()] for n, r in stored.items()}
             content = {**message.content, **records}
             inline.set_content(message, {name: content[name] for name in names})
-            context.state = next(large) if state is None else pickle.loads(state)
+            context.state = state or RecordDict()
             reply = inline.answer(lambda *request: self._app(*request), message, context)
-            seconds = time.perf_counter() - begin
-            if state is None:
-                left.append(context.state)
-                replies.append((reply, seconds, None))
-            else:
-                after = context.state
-                small = sum(map(num_bytes, after.array_records.values())) < LARGE
-                replies.append((reply, seconds, pickle.dumps(after) if small else after))
-        return [replies, *left] if left else replies
+            replies.append((reply, time.perf_counter() - begin))
+            after.append(context.state or None)
+        return [replies, *after]
 
 
 def num_bytes(record: ArrayRecord) -> int:

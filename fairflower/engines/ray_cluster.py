@@ -175,18 +175,6 @@ class RayNode(NamedTuple):
     gpu: str = ""  # type of its GPUs
 
 
-def nodes_alive(ray: Any, cpus: int, gpus: float) -> list[RayNode]:
-    """Return all nodes that are alive, with their capacity for workers, sorted by name."""
-    nodes = []
-    for node in (node for node in ray.nodes() if node["Alive"]):
-        address, host = node["NodeManagerAddress"], node["NodeManagerHostname"]
-        name = f"{address} ({host})" if host != address else address
-        capacity = worker_capacity(node["Resources"], cpus, gpus)
-        kinds = sorted(r for r in node["Resources"] if r.startswith("accelerator_type:"))
-        nodes.append(RayNode(node["NodeID"], name, capacity, " ".join(kinds)))
-    return sorted(nodes, key=lambda node: node.name)
-
-
 def worker_capacity(resources: Mapping[str, float], cpus: int, gpus: float) -> int:
     """Return how many workers fit on a node; a fraction of a GPU must be on a single GPU.
 
@@ -262,24 +250,45 @@ def report_node(prepare: Callable[[], Any] | None, needed: Mapping[str, str]) ->
 
 
 class RayNodes:
-    """Nodes of a cluster. Each node sends a `NodeReport` before it gets workers.
+    """The nodes of a cluster, each of which sends a `NodeReport` first; or this machine.
 
     ``cpus`` and ``gpus`` are the resources of a worker, for the capacity of nodes. ``prepare`` (see
-    `report_node`) must return the same value on all nodes.
+    `report_node`) must return the same value on all nodes of a cluster.
     """
 
-    def __init__(self, ray: Any, cpus: int, gpus: float, prepare: Callable[[], Any] | None) -> None:
-        self._ray, self._cpus, self.gpus, self._prepare = ray, cpus, gpus, prepare
-        self._versions, self._here = versions(), report_node(prepare, {})
+    def __init__(
+        self,
+        ray: Any,
+        cpus: int,
+        gpus: float,
+        prepare: Callable[[], Any] | None,
+        cluster: bool = True,
+    ) -> None:
+        self._ray, self.cpus, self.gpus, self._prepare = ray, cpus, gpus, prepare
+        self.cluster, self._here = cluster, NodeReport()
         self._known: set[str] = set()
         self._asked: dict[Any, RayNode] = {}  # reference to a report -> node
         self._kinds: dict[str, list[str]] = defaultdict(list)  # hardware -> names of nodes
+
+    def alive(self) -> list[RayNode]:
+        """Return all nodes that are alive, with their capacity for workers, sorted by name."""
+        nodes = []
+        for node in (node for node in self._ray.nodes() if node["Alive"]):
+            address, host = node["NodeManagerAddress"], node["NodeManagerHostname"]
+            name = f"{address} ({host})" if host != address else address
+            capacity = worker_capacity(node["Resources"], self.cpus, self.gpus)
+            kinds = sorted(r for r in node["Resources"] if r.startswith("accelerator_type:"))
+            nodes.append(RayNode(node["NodeID"], name, capacity, " ".join(kinds)))
+        return sorted(nodes, key=lambda node: node.name)
 
     def begin(self) -> list[RayNode]:
         """Wait for reports from all nodes that have capacity for a worker, and return these nodes.
 
         Raises ``ConfigError`` with a list of nodes on which clients cannot run.
         """
+        if not self.cluster:
+            return self.alive()
+        self._here = report_node(self._prepare, {})
         if self._here.error:
             raise ConfigError(self._here.error)
         self._ask()
@@ -296,6 +305,8 @@ class RayNodes:
 
     def joined(self) -> list[RayNode]:
         """Return new nodes that are ready; log a warning about nodes that cannot be used."""
+        if not self.cluster:
+            return []
         self._ask()
         reports = self._answers(0)
         for node, report in list(reports.items()):
@@ -314,10 +325,10 @@ class RayNodes:
 
     def _ask(self) -> None:
         ask = self._ray.remote(num_cpus=0)(report_node)
-        for node in nodes_alive(self._ray, self._cpus, self.gpus):
+        for node in self.alive():
             if node.capacity and node.node_id not in self._known:
                 self._known.add(node.node_id)
-                answer = ask.options(**pin_to_node(node)).remote(self._prepare, self._versions)
+                answer = ask.options(**pin_to_node(node)).remote(self._prepare, versions())
                 self._asked[answer] = node
 
     def _answers(self, timeout: float) -> dict[RayNode, NodeReport]:
@@ -339,7 +350,7 @@ class RayNodes:
     def _is_gone(self, node: RayNode) -> bool:
         """Return whether a silent node is lost, which Ray notices after a few seconds."""
         deadline = time.monotonic() + _NODE_LOSS_TIMEOUT
-        while node.node_id in {n.node_id for n in nodes_alive(self._ray, self._cpus, self.gpus)}:
+        while node.node_id in {other.node_id for other in self.alive()}:
             if time.monotonic() > deadline:
                 return False
             time.sleep(1)
@@ -510,37 +521,27 @@ class Worker:
 class Workers:
     """The workers on this machine or a cluster; each is a Ray actor.
 
-    At most ``most`` workers with the resources ``cpus`` and ``gpus`` call ``actor(*arguments)`` on
-    the nodes of a ``cluster``, or on this machine. ``ready`` lists those that have started;
-    ``starting`` has the others by the reference that becomes ready. Raises ``ConfigError`` if no
-    node has capacity for a worker, or a node of a cluster cannot be used.
+    At most ``most`` workers call ``actor(*arguments)`` on the ``nodes``. ``ready`` lists those that
+    have started; ``starting`` has the others by the reference that becomes ready.
     """
 
     def __init__(
-        self,
-        ray: Any,
-        actor: Any,
-        arguments: Collection[Any],
-        most: int,
-        cpus: int,
-        gpus: float,
-        cluster: RayNodes | None,
+        self, ray: Any, actor: Any, arguments: Collection[Any], most: int, nodes: RayNodes
     ) -> None:
-        self._ray, self._cluster, self._most = ray, cluster, most
-        self._cpus, self._gpus = cpus, gpus
-        self._actor = ray.remote(num_cpus=cpus, num_gpus=gpus)(actor)
+        self._ray, self._cluster, self._most = ray, nodes, most
+        self._actor = ray.remote(num_cpus=nodes.cpus, num_gpus=nodes.gpus)(actor)
         self._arguments = arguments
         self._nodes: dict[str, RayNode] = {}  # by node_id
         self.ready: list[Worker] = []
         self.starting: dict[Any, Worker] = {}
-        self._start_workers(cluster.begin() if cluster else self._alive())
-        wanted = f"client-cpus = {cpus}, client-gpus = {gpus:g}"
+        self._start_workers(nodes.begin())
+        wanted = f"client-cpus = {nodes.cpus}, client-gpus = {nodes.gpus:g}"
         if not self.starting:
             raise ConfigError(
                 f"{wanted}: no node of this Ray cluster has these resources. Decrease these "
                 "settings."
             )
-        if cluster and not ray.wait([*self.starting], timeout=_FIRST_WORKER)[0]:
+        if nodes.cluster and not ray.wait([*self.starting], timeout=_FIRST_WORKER)[0]:
             raise ConfigError(
                 f"{wanted}: no node of the Ray cluster had these resources free within "
                 f"{_FIRST_WORKER} s. Stop other jobs (`ray status` lists used resources), or "
@@ -549,7 +550,7 @@ class Workers:
 
     def look_for_nodes(self) -> None:
         """Start workers on nodes that have joined the cluster."""
-        if self._cluster and (newcomers := self._cluster.joined()):
+        if newcomers := self._cluster.joined():
             self._start_workers(newcomers)
 
     def collect_started(self) -> None:
@@ -595,7 +596,8 @@ class Workers:
         that the old processes reserved.
         """
         old = [*self.ready, *self.starting.values()]
-        sharing = int(1 / self._gpus + 1e-9) if self._gpus else len(old)
+        cluster = self._cluster
+        sharing = int(1 / cluster.gpus + 1e-9) if cluster.gpus else len(old)
         if len(old) < 2 or sharing < 2:
             return 0
         for worker in old:
@@ -603,14 +605,9 @@ class Workers:
             worker.batches = {}
         self.ready, self.starting = [], {}
         self._most = len(old) // 2
-        self._gpus = share_of(sharing // 2) if self._gpus else 0.0
-        if self._cluster:
-            self._cluster.gpus = self._gpus
-        self._start_workers(node for node in self._alive() if node.node_id in self._nodes)
+        cluster.gpus = share_of(sharing // 2) if cluster.gpus else 0.0
+        self._start_workers(node for node in cluster.alive() if node.node_id in self._nodes)
         return len(self.starting)
-
-    def _alive(self) -> list[RayNode]:
-        return nodes_alive(self._ray, self._cpus, self._gpus)
 
     def _start_workers(self, newcomers: Iterable[RayNode] = ()) -> None:
         """Start workers on nodes with capacity, up to the maximum number."""
@@ -619,12 +616,12 @@ class Workers:
         nodes = self._nodes.values()
         free = [n._replace(capacity=n.capacity - used.count(n.node_id)) for n in nodes]
         for node in assign_workers(free, self._most - len(used)):
-            options = {"num_gpus": self._gpus, **pin_to_node(node)}
+            options = {"num_gpus": self._cluster.gpus, **pin_to_node(node)}
             actor = self._actor.options(**options).remote(*self._arguments)
             self.starting[actor.__ray_ready__.remote()] = Worker(actor, node)
 
     def _forget_lost_nodes(self) -> None:
-        for lost in self._nodes.keys() - {node.node_id for node in self._alive()}:
+        for lost in self._nodes.keys() - {node.node_id for node in self._cluster.alive()}:
             logger.warning("Ray node %s is lost.", self._nodes.pop(lost).name)
 
 

@@ -1,7 +1,6 @@
 """Sites that join a run between two rounds (``late-sites``), and sites that withdraw."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from flwr.app import Message
 
@@ -14,32 +13,24 @@ from fairflower.server.registration import NodeTracker
 from fairflower.server.setup import RunSetup
 
 
-def admit(
-    setup: RunSetup,
-    tracker: NodeTracker,
-    folder: RunFolder,
-    server_round: int,
-    nodes: Mapping[int, int],
-) -> RunSetup:
-    """Return the setup with the late sites that have connected; the same object without any.
+def admit(setup: RunSetup, tracker: NodeTracker, folder: RunFolder, server_round: int) -> bool:
+    """Add the late sites that have connected; return whether there were any.
 
-    ``nodes`` are the current ones by client. The run folder gets the new clients, and a site whose
-    data do not fit the model is named in the log and left out.
+    The run folder gets the new clients, and a site whose data do not fit the model is named in the
+    log and left out.
     """
+    registry, before = setup.registry, len(setup.federation.clients)
     late = names_in(setup.config.late_sites)
-    for node, info in tracker.newcomers(nodes, late).items() if late else ():
+    for node, info in tracker.newcomers(late).items() if late else ():
         try:
-            registry = tracker.registry.with_site(node, info)
+            client = registry.add_site(node, info)
         except DataError as error:
             tracker.leave_out(node, f"its data do not fit this run: {error}")
             continue
-        tracker.registry, client = registry, len(registry.clients) - 1
-        assert registry.federation is not None
-        setup = replace(setup, federation=registry.federation, registry=registry)
         logger.info("Round %d: %s joins: %s", server_round, info.title, registry.about(client))
         folder.admit(setup.facts(), server_round)
         note_sites(registry)
-    return setup
+    return len(setup.federation.clients) > before
 
 
 def note_withdrawn(
@@ -62,14 +53,9 @@ def note_withdrawn(
             folder.note("withdrawn", known | {str(client): server_round})
 
 
-def leave_out(
-    setup: RunSetup, tracker: NodeTracker, folder: RunFolder, nodes: Mapping[int, int]
-) -> RunSetup:
-    """Return the setup, in which sites that have withdrawn are enrolled no more."""
+def leave_out(setup: RunSetup, folder: RunFolder) -> None:
+    """Enroll the sites no more that have withdrawn, from the next messages on."""
     gone = frozenset(map(int, folder.fact("withdrawn") or ()))
-    if gone == setup.registry.withdrawn:
-        return setup
-    tracker.registry = replace(setup.registry, withdrawn=gone)
-    setup = replace(setup, registry=tracker.registry)
-    setup.enroll(nodes)
-    return setup
+    if gone != setup.registry.withdrawn:
+        setup.registry.withdrawn = gone
+        setup.enroll()

@@ -81,7 +81,7 @@ def load(run: Path) -> Checkpoint | None:
         try:
             arrays, facts = read_arrays(path)
             for name, size in facts["sizes"].items():
-                _check_begins_as(run / name, size, facts.get("digests", {}).get(name), path.name)
+                _check_begins_as(run / name, size, facts["digests"][name], path.name)
         except DamagedFile as error:
             problems.append(str(error))
             logger.warning("%s Trying the previous checkpoint.", error)
@@ -90,7 +90,7 @@ def load(run: Path) -> Checkpoint | None:
             server_round=facts["round"],
             model=_part(arrays, "model/"),
             state=_part(arrays, "state/"),
-            best_round=facts.get("best", 0),
+            best_round=facts["best"],
             best=_part(arrays, "best/"),
             **{name: facts[name] for name in ("seconds", "sizes", "config")},
         )
@@ -108,13 +108,13 @@ def model_of(run: Path, server_round: int) -> Arrays:
     return _part(read_arrays(_path(run, server_round))[0], "model/")
 
 
-def _check_begins_as(file: Path, size: int, digest: str | None, name: str) -> None:
+def _check_begins_as(file: Path, size: int, digest: str, name: str) -> None:
     """Raise ``DamagedFile`` if a file has lost or changed some of the bytes at a checkpoint."""
     if file.exists() and not file.is_file():
         return  # `RunFolder.reopen` refuses a named pipe or a folder
     if size > (file.stat().st_size if file.exists() else 0):
         raise DamagedFile(f"{file} is shorter than at the time of {name} (lines or line ends).")
-    if digest and contents.file_digest(file, size) != digest:
+    if contents.file_digest(file, size) != digest:
         raise DamagedFile(f"{file} has been changed since the time of {name}.")
 
 

@@ -40,7 +40,7 @@ class NodeInfo(NamedTuple):
     site: Federation | None  # a site's data, as a federation of a single client
     federation: Federation | None  # the data set of which the node has a share; only of client 0
     digest: str  # of this data set, without paths; empty if the node was not asked
-    version: str = ""  # of fairflower; earlier versions do not say theirs
+    version: str = ""  # of fairflower
     tests_only: bool = False  # whether the site does not train
     key: SiteKey | None = None  # as Flower knows the node, and not as it describes itself
     #: Digests of a site's rows, after one of their key and columns (`fairflower.tables.digests`).
@@ -142,12 +142,14 @@ class NodeDiscovery:
         return self.keys[node].name if node in self.keys else f"Node {node}"
 
     def wait(self, notice: str) -> bool:
-        """Wait a moment for more nodes; return False after the timeout.
+        """Wait a moment for more nodes; return False after the timeout, or if none can come.
 
         Raises ``RunInterrupted`` if ``stop`` is set.
         """
         now = time.monotonic()
-        if now > self._begin + self.timeout:
+        # A grid of this process has all its nodes from the start.
+        complete = getattr(self.grid, "simulated", False) and not self.silent
+        if complete or now > self._begin + self.timeout:
             return False
         if now > self._next_notice:
             logger.info("Waiting for clients: %s", notice)
@@ -216,8 +218,7 @@ def _parse_reply(reply: Message) -> NodeInfo:
         )
     if site and site.encoding:
         SiteTable.from_json(site.encoding)  # raises ValueError
-    # A node with an earlier version has no digest, but describes the data set itself.
-    digest = str(fields.get("digest", fields.get("federation", "")))
+    digest = str(fields.get("digest", ""))
     if number == 0 and digest and not federation:
         raise ValueError("it does not describe its data")
     version = str(fields.get("version", ""))
@@ -234,13 +235,7 @@ def _parse_reply(reply: Message) -> NodeInfo:
 def incompatible(version: str, here: str = __version__) -> str:
     """Return why a site with another version of fairflower cannot take part, or "".
 
-    Versions work together if they differ at most in their last number. A version that a node does
-    not say is that of an earlier one, whose messages say what they lack.
-
-    >>> incompatible("0.1.7", "0.1.0"), incompatible("", "0.1.0")
-    ('', '')
-    >>> incompatible("0.2.0", "0.1.0")
-    'it runs fairflower 0.2.0, but the server runs 0.1.0. Install the same version on both'
+    Versions work together if they differ at most in their last number; "" is not known.
     """
     unsaid = {"", "unknown"} & {version, here}  # unknown: not installed, in an app's bundle only
     if unsaid or version.split(".")[:2] == here.split(".")[:2]:

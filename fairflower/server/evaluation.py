@@ -18,7 +18,6 @@ from fairflower.data import Federation, Split
 from fairflower.engines.inline import gpu_memory_error
 from fairflower.errors import ConfigError, MetricError, escaped, failure_text, logger
 from fairflower.files import Arrays
-from fairflower.flower_compat import SiteKey
 from fairflower.models import copy_arrays, exchanged_arrays, set_arrays, trainable
 from fairflower.numerics import group_fairness as fairness
 from fairflower.numerics import metrics
@@ -26,6 +25,7 @@ from fairflower.numerics.threads import cpus
 from fairflower.registry.user_metrics import FAILED_METRICS, compute_metrics, metric_names
 from fairflower.server.folder import RunFolder
 from fairflower.server.history import ADAPTED, ALL, LEVELS, OVERALL, WORST_CLIENT
+from fairflower.server.registration import ClientRegistry
 from fairflower.tasks import Targets
 from fairflower.training.batches import Examples, eval_slices, examples_of
 from fairflower.training.build import build_model
@@ -90,11 +90,6 @@ class CentralizedEvaluator:
         )
 
     @property
-    def num_parameters(self) -> int:
-        """Number of trainable parameters of the model."""
-        return sum(p.numel() for p in trainable(self.model).values())
-
-    @property
     def buffers(self) -> list[str]:
         """Names of the exchanged arrays that are not trained: statistics and frozen parameters."""
         trained = trainable(self.model)
@@ -153,10 +148,7 @@ class CentralizedEvaluator:
     def predictions(
         self, arrays: Mapping[str, NDArray[np.generic]], domain: str
     ) -> tuple[Targets, Targets]:
-        """Return the targets of a domain's test examples, and a model's predictions.
-
-        Raises ``GpuMemoryError`` if the GPU's memory is too small.
-        """
+        """Return the targets of a domain's test examples, and a model's predictions."""
         (futures,) = self._begun(arrays, [domain], "test").values()
         return _joined(future.result() for future in futures)[1:3]
 
@@ -241,27 +233,26 @@ class Findings:
         self,
         folder: RunFolder,
         config: RunConfig,
-        federation: Federation,
-        keys: Mapping[int, SiteKey],
+        registry: ClientRegistry,
     ) -> None:
-        self.folder, self.evaluate, self.federation = folder, config.evaluate, federation
-        self.keys = keys
-        if self.num_groups:
-            text = "data.groups = %r: the positive class is %s."
-            logger.info(text, federation.groups, federation.class_names[1])
+        self.folder, self.evaluate, self.registry = folder, config.evaluate, registry
+        if self.federation.groups:
+            groups, positive = self.federation.groups, self.federation.class_names[1]
+            logger.info("data.groups = %r: the positive class is %s.", groups, positive)
         #: Entry of ``run.json`` -> where -> reason.
         self._reasons: dict[str, dict[str, str]] = {
             name: dict(folder.fact(name) or {}) for name in ("undefined_metrics", "skipped_metrics")
         }
 
     @property
-    def num_groups(self) -> int:
-        """Number of groups of people, or 0 if there are none."""
-        return len(self.federation.group_names)
+    def federation(self) -> Federation:
+        """The clients, which may become more from round to round."""
+        return self.registry.federation
 
     def _name_of(self, client: int) -> str:
         known = f"client {client} of {self.federation.clients[client].domain}"
-        return self.keys[client].name if client in self.keys else known
+        keys = self.registry.keys
+        return keys[client].name if client in keys else known
 
     def record_groups(
         self, server_round: int, split: str, counts: Mapping[int, fairness.Counts]
@@ -325,7 +316,6 @@ class Findings:
         server_round: int,
         answers: Mapping[int, MetricRecord],
         replies: Iterable[Message],
-        nodes: Mapping[int, int],
     ) -> None:
         """Report metrics that a client did not compute, with the reasons in its reply."""
         reasons_at: dict[int, Any] = {
@@ -336,7 +326,7 @@ class Findings:
         default = "the client sent no value; its SuperNode may run an older version of fairflower"
         for client, answer in sorted(answers.items()):
             lacking = [n for n in metric_names(self.evaluate.metrics) if n not in answer]
-            reasons = reasons_at.get(nodes[client], {})
+            reasons = reasons_at.get(self.registry.nodes[client], {})
             wrong = {n: escaped(str(reasons.get(n, default))[:300]) for n in lacking}
             self.failed(server_round, self._name_of(client), wrong)
 

@@ -25,13 +25,13 @@ from safetensors.numpy import save
 from fairflower.config import RunConfig
 from fairflower.config.text import toml_tables
 from fairflower.errors import ConfigError, logger
-from fairflower.files import cell_of, replacing, sync
+from fairflower.files import Arrays, cell_of, replacing, sync
 from fairflower.machine import SOLVERS, machine, versions
 from fairflower.paths import check_folder, check_regular, file_name, home
 from fairflower.server import contents
 from fairflower.server.checkpoint import Checkpoint, earlier_facts
 from fairflower.server.history import History
-from fairflower.server.privacy import PrivacyLedger, numbers_of
+from fairflower.server.privacy import check_counted
 
 #: File of Flower's and fairflower's log messages, and of the error that ended the run.
 LOG = "log.txt"
@@ -69,9 +69,6 @@ MAX_DIAGNOSTIC = 10_000
 #: Entries of ``run.json`` while a run goes on.
 _RUNNING = {"status": "running", "error": None, "finished": None, "seconds": None}
 
-#: Fields of the records in ``diagnostics.jsonl`` that are not diagnostics of the strategy.
-_OWN_FIELDS = frozenset(("round", "client_ids", "dropped", "dropped_in_test"))
-
 
 class RunFolder:
     """Writes a run's folder after every round, so that a killed run keeps its rounds.
@@ -91,6 +88,8 @@ class RunFolder:
         self._lock = lock
         self._facts = dict(facts)
         self.metrics = History(facts.get("domains", ()), contents.scores_of(facts)[0])
+        #: The best round so far by ``checkpoint.best``, 0 if there is none, and its model.
+        self.best_round, self.best = 0, Arrays()
         self._begin = time.monotonic() - seconds
 
     @classmethod
@@ -142,6 +141,8 @@ class RunFolder:
             check_regular(file)  # opening a named pipe would wait for its writer
         earlier = earlier_facts(path)
         _compare(path, earlier, facts)
+        if config.privacy.on:
+            check_counted(config, path, earlier)
         if contents.original_of(path, earlier):  # from now on a run with state of its own
             earlier.pop("run_id", None)
         before, parts = earlier.get("parts", {}), facts.get("parts", {})
@@ -151,9 +152,6 @@ class RunFolder:
             logger.warning(text, key, path)
         kept = _facts_after(server_round, earlier) | ({"parts": parts} if changed else {})
         folder = cls(path, lock, {**facts, **kept}, saved.seconds if saved else 0.0)
-        if config.privacy.on:
-            ledger = PrivacyLedger.reopened(config.privacy, numbers_of(config), path, earlier)
-            folder.note("privacy", ledger.facts())  # before the history is shortened
         folder._rewind(sizes)
         folder.metrics.read(path / "history.csv")
         _replace(path / "config.toml", config.to_toml().encode())
@@ -165,6 +163,11 @@ class RunFolder:
         session |= {"changed": changed} if changed else {}
         folder._facts.setdefault("resumed", []).append(session)
         folder._write_facts()
+        (path / contents.BEST).unlink(missing_ok=True)  # it may be of a later round
+        if saved:
+            folder.write_model(saved.model)
+        if saved and saved.best_round:
+            folder.write_best(saved.best_round, saved.best or saved.model, config.best)
         return folder
 
     @property
@@ -237,10 +240,11 @@ class RunFolder:
 
         Raises ``ValueError`` if a diagnostic has the name of one of the record's own fields.
         """
-        if taken := sorted(_OWN_FIELDS.intersection(values)):
+        own = contents.Record.__annotations__.keys()
+        if taken := sorted(own & values.keys()):
             raise ValueError(
                 f"the diagnostic {taken[0]!r} has the name of a field of every record "
-                f"({', '.join(sorted(_OWN_FIELDS))}). Rename it"
+                f"({', '.join(sorted(own))}). Rename it"
             )
         line: dict[str, Any] = {"round": server_round, "client_ids": list(client_ids)}
         arrays = {name: np.asarray(value) for name, value in values.items()}
@@ -265,6 +269,7 @@ class RunFolder:
 
         A run may be killed in between, so the file's metadata have the round, too.
         """
+        self.best_round, self.best = server_round, dict(arrays)
         _replace(self.path / contents.BEST, save(_dense(arrays), {"round": str(server_round)}))
         self.note("best", {"round": server_round, "by": by})
 

@@ -13,7 +13,6 @@ from fairflower.errors import ConfigError, NotInstalled, require
 from fairflower.server.contents import read_history
 
 if TYPE_CHECKING:
-    from fairflower.aggregation.hooks import Diagnostic  # imports Flower, which is slow
     from fairflower.config import RunConfig
 
 
@@ -108,6 +107,21 @@ def _factor(privacy: PrivacyConfig, numbers: int, rounds: int) -> float:
     return high * 1.01  # the message rounds it
 
 
+def check_counted(config: RunConfig, run: Path, facts: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` if the history of a run to resume has more epsilon than its ``facts``.
+
+    ``run.json`` counts a round before its messages are sent, so it never has less.
+    """
+    history = read_history(run / "history.csv") if (run / "history.csv").exists() else []
+    spent = max([0.0, *(line.value for line in history if line.metric == "epsilon")])
+    counted = facts.get("privacy", {}).get("rounds", 0)
+    if spent * (1 - 1e-9) > epsilon(config.privacy, numbers_of(config), counted):
+        raise ConfigError(
+            f"{run} cannot be resumed: epsilon is {spent:.6g} in its history.csv, but its run.json "
+            f"counts only {counted} rounds. Restore run.json, or start a new run."
+        )
+
+
 class PrivacyLedger:
     """Counts started rounds for ``run.json``, and reports when the privacy budget is used up.
 
@@ -118,31 +132,6 @@ class PrivacyLedger:
     def __init__(self, privacy: PrivacyConfig, numbers: int, rounds: int = 0) -> None:
         self.privacy, self.numbers, self.rounds = privacy, numbers, rounds
 
-    @classmethod
-    def reopened(
-        cls, privacy: PrivacyConfig, numbers: int, run: Path, facts: Mapping[str, Any]
-    ) -> PrivacyLedger:
-        """Return the ledger of a run that is resumed, which may have been killed at any moment.
-
-        Rounds are the most that ``run.json``, the history and the epsilon in it show.
-        Raises ``ConfigError`` if no number of rounds has that epsilon.
-        """
-        history = read_history(run / "history.csv") if (run / "history.csv").exists() else []
-        noted = facts.get("privacy", {}).get("rounds", 0)
-        cut_off = "privacy" not in facts and facts["status"] != "completed"  # one may have begun
-        begun = max([facts["rounds"], *(line.round for line in history)]) + cut_off
-        spent = max([0.0, *(line.value for line in history if line.metric == "epsilon")])
-        ledger = cls(privacy, numbers, max(noted, begun))
-        most = ledger.rounds + 1000  # rounds that were repeated are only in the recorded epsilon
-        while ledger.epsilon < spent * (1 - 1e-9):
-            ledger.rounds += 1
-            if ledger.rounds == most:
-                raise ConfigError(
-                    f"{run} cannot be resumed: no number of rounds has the epsilon in its "
-                    f"history.csv, {spent:.6g}. Start a new run."
-                )
-        return ledger
-
     @property
     def epsilon(self) -> float:
         """Epsilon after the rounds so far."""
@@ -151,12 +140,6 @@ class PrivacyLedger:
     def metrics(self) -> dict[str, float]:
         """Return epsilon as a metric of the current round."""
         return {"epsilon": self.epsilon} if self.privacy.on else {}
-
-    def released(self, diagnostics: Mapping[str, Diagnostic]) -> Mapping[str, Diagnostic]:
-        """Return the diagnostics without clipping factors, which reveal the norms of updates."""
-        if not self.privacy.on:
-            return diagnostics
-        return {name: value for name, value in diagnostics.items() if name != "clipped"}
 
     def facts(self) -> dict[str, Any]:
         """Return the entry of ``run.json``."""

@@ -17,7 +17,7 @@ from fairflower.config import RunConfig
 from fairflower.config.methods import TrackerSpec
 from fairflower.errors import StopRun, logger
 from fairflower.numerics.group_fairness import DIFFERENCES
-from fairflower.numerics.metrics import Summary, over_domains
+from fairflower.numerics.metrics import over_domains
 from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.server.folder import RunFolder
 from fairflower.server.history import ALL, HELD_OUT_PREFIX, Metrics
@@ -111,10 +111,11 @@ class RunProgress:
         recent = self._rows[-RECENT:]
         domains = list(recent[-1][1]) if recent else []
         names = list(dict.fromkeys(name for *_, beside in recent for name in beside))
-        for name in [*domains, *(row.heading for row in _over(self._score)), *names]:
+        summaries = over_domains(self._score)[:3]  # AVG, worst and STD, as for callbacks
+        for name in [*domains, *(row.heading for row in summaries), *names]:
             table.add_column(escape(name), justify="right", overflow="fold")
         for server_round, scores, beside in recent:
-            over = (row(_tested(scores)) for row in _over(self._score))
+            over = (row(_tested(scores)) for row in summaries)
             values = [_text(self._score, v) for v in (*scores.values(), *over)]
             values += [beside.get(name, _DASH) for name in names]
             table.add_row(str(server_round), *values)
@@ -162,16 +163,11 @@ def round_line(
     tested = _tested(scores)
     domains = "  ".join(f"{name} {_text(score, value):>5}" for name, value in scores.items())
     of = f"{len(tested)} of {len(scores)} domains: " if len(tested) < len(scores) else ""
-    over = "  ".join(f"{r.heading} {_text(score, r(tested)):>5}" for r in _over(score))
+    rows = over_domains(score)[:3]
+    over = "  ".join(f"{row.heading} {_text(score, row(tested)):>5}" for row in rows)
     more = "".join(f"  |  {name} {text}" for name, text in (beside or {}).items())
     named = "" if score == ACCURACY else f"{score.title}  "
     return f"round {server_round:>3}/{num_rounds}  {named}{domains}  |  {of}{over}{more}"
-
-
-def _over(score: Score) -> tuple[Summary, ...]:
-    """Return the summaries over domains on the screen, the same as those passed to callbacks."""
-    average, worst, spread, _ = over_domains(score)
-    return average, worst, spread
 
 
 def _beside(metrics: Mapping[str, float], score: Score) -> dict[str, str]:

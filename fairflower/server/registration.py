@@ -18,7 +18,6 @@ from flwr.serverapp import Grid
 
 from fairflower.config.site import WITHDRAWN
 from fairflower.data import Federation
-from fairflower.data.federation import ClientInfo
 from fairflower.data.sites import fits, joined, site_client_info
 from fairflower.errors import ConfigError, RunFolderError, logger, quoted
 from fairflower.flower_compat import SiteKey
@@ -34,38 +33,44 @@ from fairflower.tables.sites import merge_sites
 FIRST_ABSENT_NODE = 2
 
 
-@dataclass(frozen=True)
+@dataclass
 class ClientRegistry:
-    """Which node is which client.
+    """Which node is which client, now: nodes come back under other ids, and sites join or withdraw.
 
     Clients share a data set, each with a ``partition-id``, or they are sites with their own data,
     identified by domain and ``partition-id``.
     """
 
     nodes: dict[int, int]  # client id (0 ... clients - 1) -> node id
-    federation: Federation | None  # as the nodes describe it; None if they were not asked
+    known: Federation | None  # as the nodes describe it; None if they were not asked
     digest: str = ""  # of the shared data set
     sites: bool = False
     numbered: bool = True  # whether sites have a partition-id
-    keys: Mapping[int, SiteKey] = field(default_factory=dict)  # client id -> name and key
-    infos: Mapping[int, NodeInfo] = field(default_factory=dict)  # client id -> what its node said
+    keys: dict[int, SiteKey] = field(default_factory=dict)  # client id -> name and key
+    infos: dict[int, NodeInfo] = field(default_factory=dict)  # client id -> what its node said
     withdrawn: frozenset[int] = frozenset()  # clients whose sites are asked no more
+
+    @property
+    def federation(self) -> Federation:
+        """The clients and their data."""
+        assert self.known is not None
+        return self.known
 
     @property
     def names(self) -> dict[int, str]:
         """Names of clients in messages: their sites', or the number and the domain of a site."""
-        clients = self.clients if self.sites else ()
+        clients = self.federation.clients if self.sites else ()
         domains = {k.client_id: f"client {k.client_id} ({k.domain})" for k in clients}
         return domains | {client: key.name for client, key in self.keys.items()}
 
     def name_of(self, client: int) -> str:
         """Return the name of a client for the beginning of a sentence."""
-        of = f" ({self.clients[client].domain})" if self.federation else ""
+        of = f" ({self.known.clients[client].domain})" if self.known else ""
         return re.sub("^client ", "Client ", self.names.get(client, f"client {client}{of}"))
 
     def about(self, client: int) -> str:
         """Describe a site for the log: domain, training examples and version of fairflower."""
-        known, info = self.clients[client], self.infos.get(client)
+        known, info = self.federation.clients[client], self.infos.get(client)
         tests = ", only tests" * (client in self.tests_only())
         version = f"fairflower {info.version}" if info and info.version else "version unknown"
         examples = f"{known.num_examples} training examples"
@@ -108,11 +113,9 @@ class ClientRegistry:
 
     def has_same_data(self, client: int, info: NodeInfo) -> bool:
         """Return whether a node has the same data as the client had at registration."""
-        site, federation = info.site, self.federation
-        if federation is None:
-            return True
         if not self.sites:
             return info.digest == self.digest
+        site, federation = info.site, self.federation
         if site is None or not fits(site, federation):
             return False
         try:
@@ -120,28 +123,45 @@ class ClientRegistry:
         except (ValueError, IndexError):  # a class that no site had
             return False
 
-    def with_site(self, node: int, info: NodeInfo) -> "ClientRegistry":
-        """Return the registry with one more site; raise ``DataError`` if its data do not fit."""
-        assert self.federation
+    def recognize(
+        self, infos: NodeInfos, gone: Collection[int]
+    ) -> tuple[dict[int, int], dict[int, str]]:
+        """Return client -> node for those in ``gone`` that are back, and node -> why not others."""
+        clients = {node: client for client, node in self.nodes.items()}
+        back: dict[int, int] = {}
+        changed: dict[int, int] = {}
+        problems: dict[int, str] = {}
+        for node, info in sorted(infos.items()):
+            client = clients.get(node, self.client_of(info))
+            if why := self.another_key(info):
+                problems[node] = why
+            elif client is None or client not in gone or client in back:
+                continue
+            elif self.has_same_data(client, info):
+                back[client] = node
+            elif self.sites == (info.site is not None):
+                changed[node] = client
+        for node, client in changed.items():
+            if client not in back:
+                problems[node] = (
+                    f"{self.name_of(client)} has different data than when the run began (node "
+                    f"{node}). Restore its data, or start a new run."
+                )
+        return back, problems
+
+    def add_site(self, node: int, info: NodeInfo) -> int:
+        """Add a site as the last client; raise ``DataError`` if its data do not fit."""
         assert info.site
         client = len(self.federation.clients)
-        return replace(
-            self,
-            nodes=self.nodes | {client: node},
-            federation=joined(self.federation, info.site),
-            keys={**self.keys, client: info.key} if info.key else self.keys,
-            infos={**self.infos, client: info},
-        )
-
-    @property
-    def clients(self) -> tuple[ClientInfo, ...]:
-        """All clients, as the nodes describe them."""
-        assert self.federation is not None
-        return self.federation.clients
+        self.known = joined(self.federation, info.site)
+        self.nodes[client], self.infos[client] = node, info
+        if info.key:
+            self.keys[client] = info.key
+        return client
 
     def _clients_by_site(self) -> dict[tuple[str, int | None], int]:
         """Return (domain, number) -> client for sites that this pair identifies."""
-        domains = [client.domain for client in self.clients]
+        domains = [client.domain for client in self.federation.clients]
         return {
             (domain, client if self.numbered else None): client
             for client, domain in enumerate(domains)
@@ -225,11 +245,8 @@ def register_clients(
             )
         notice = f"{len(infos)} of {expected} are connected."
         notice += f" Missing: {', '.join(discovery.missing_sites())}." if only else ""
-        # Nobody else comes to a grid of this process, which has all its nodes from the start.
-        lonely = len(infos) == 1 < fewest and any(info.site for info in infos.values())
-        refused = (lonely or discovery.problems) and not discovery.silent
-        refused = refused and getattr(grid, "simulated", False)
-        if not fresh and (refused or not discovery.wait(notice)):
+        if not fresh and not discovery.wait(notice):
+            lonely = len(infos) == 1 < fewest and any(info.site for info in infos.values())
             alone = " A site trains alone only with min-clients = 1." if lonely else ""
             raise discovery.missing_error(expected, ids, alone)
 
@@ -356,21 +373,26 @@ def register_resumed_clients(
     Raises ``ConfigError`` if no site is connected, a site has different data or another key than
     before, or sites that share a domain have new node ids.
     """
-    clients = [k for k in earlier.clients if k.client_id not in earlier.withdrawn]
+    clients = range(len(earlier.federation.clients))
+    wanted = set(clients) - earlier.withdrawn
     gone = {earlier.names[client] for client in earlier.withdrawn}
     discovery = NodeDiscovery(grid, timeout, stop, asked, only, gone)
     while True:
         fresh = discovery.ask()
-        reconnected, unknown_nodes = _match_known_sites(discovery.infos, earlier)
-        missing = [client for client in clients if client.client_id not in reconnected]
+        back, problems = earlier.recognize(discovery.infos, wanted)
+        for why in problems.values():
+            raise ConfigError(why)
+        missing = sorted(wanted - back.keys())
         notice = (
-            f"not connected: {', '.join(earlier.name_of(k.client_id) for k in missing)}. After "
-            f"{timeout:g} s the run "
-            "continues without these clients (round-timeout, which can be changed when resuming)."
+            f"not connected: {', '.join(map(earlier.name_of, missing))}. After {timeout:g} s the "
+            "run continues without these clients (round-timeout, which can be changed when "
+            "resuming)."
         )
         if not fresh and not (missing and discovery.wait(notice)):
             break
-    unidentified = {client.domain for client in missing if client.client_id in earlier.nodes}
+    domains = [client.domain for client in earlier.federation.clients]
+    unidentified = {domains[client] for client in missing if client in earlier.nodes}
+    unknown_nodes = sorted(discovery.infos.keys() - back.values())
     sites = [discovery.infos[node].site for node in unknown_nodes]
     if any(site and site.domains[0] in unidentified for site in sites):
         raise ConfigError(
@@ -378,8 +400,8 @@ def register_resumed_clients(
             "and cannot be distinguished in any other way. Start their SuperNodes with the "
             "same keys as before, or start a new run."
         )
-    if not reconnected:
-        raise discovery.missing_error(len(clients))
+    if not back:
+        raise discovery.missing_error(len(wanted))
     for node in () if only else unknown_nodes:  # a site on the list may still join
         name = discovery.name_of(node)
         logger.warning("%s is ignored, because it was not part of the resumed run.", name)
@@ -387,38 +409,10 @@ def register_resumed_clients(
         logger.warning("%s is ignored: %s", discovery.name_of(node), why)
     for client in missing:
         text = "%s has not reconnected; the run continues without it."
-        logger.warning(text, earlier.name_of(client.client_id))
-    absent = {k: FIRST_ABSENT_NODE + k for k in range(len(earlier.clients))}
-    said = {client: discovery.infos[node] for client, node in reconnected.items()}
-    return replace(earlier, nodes=absent | earlier.nodes | reconnected, infos=said)
-
-
-def _match_known_sites(
-    infos: NodeInfos, earlier: ClientRegistry
-) -> tuple[dict[int, int], list[int]]:
-    """Return client -> node for the sites that are connected again, and the unknown nodes."""
-    clients = {node: client for client, node in earlier.nodes.items()}
-    reconnected: dict[int, int] = {}
-    changed: dict[int, int] = {}
-    unknown_nodes: list[int] = []
-    for node, info in sorted(infos.items()):
-        if why := earlier.another_key(info):
-            raise ConfigError(why)
-        client = clients.get(node, earlier.client_of(info))
-        if client is None or client in reconnected or info.site is None:
-            unknown_nodes.append(node)
-        elif earlier.has_same_data(client, info):
-            reconnected[client] = node
-        else:
-            changed[node] = client
-    for node, client in changed.items():
-        if client not in reconnected:
-            name = earlier.name_of(client)
-            raise ConfigError(
-                f"{name} has different data than when the run began (node {node}). Restore its "
-                "data, or start a new run."
-            )
-    return reconnected, sorted([*unknown_nodes, *changed])
+        logger.warning(text, earlier.name_of(client))
+    absent = {client: FIRST_ABSENT_NODE + client for client in clients}
+    said = {client: discovery.infos[node] for client, node in back.items()}
+    return replace(earlier, nodes=absent | earlier.nodes | back, infos=said)
 
 
 class NodeTracker:
@@ -441,47 +435,35 @@ class NodeTracker:
         only: Collection[str] = (),
     ) -> None:
         self.registry = registry
-        described = settings if registry.federation else None
-        self._discovery = NodeDiscovery(grid, min(timeout, 60), stop, described, only)
+        self._discovery = NodeDiscovery(grid, min(timeout, 60), stop, settings, only)
         self._left_out: dict[int, str] = {}
 
-    def locate(self, nodes: Mapping[int, int]) -> dict[int, int]:
-        """Return the current client -> node, given client -> node in the last round."""
-        located, online = dict(nodes), self._discovery.online()
+    def locate(self) -> bool:
+        """Put the current nodes into the registry; return whether there are others than before."""
+        registry, online = self.registry, self._discovery.online()
         self._left_out = {node: why for node, why in self._left_out.items() if node in online}
-        gone = {client for client, node in nodes.items() if node not in online}
-        gone -= self.registry.withdrawn
-        if not gone:
-            return located
-        for node, info in self._described(located.values()):
-            client, why = self.registry.client_of(info), self.registry.another_key(info)
-            if why:
-                self.leave_out(node, why)
-            if why or client is None or client not in gone or node in nodes.values():
-                continue
-            name = self.registry.name_of(client)
-            if not self.registry.has_same_data(client, info):
-                self.leave_out(node, f"{name} had different data when the run began")
-                continue
-            gone.remove(client)
-            located[client] = node
-            logger.info("%s has reconnected as node %d.", name, node)
-        return located
+        gone = {client for client, node in registry.nodes.items() if node not in online}
+        gone -= registry.withdrawn
+        back, problems = registry.recognize(self._described(), gone) if gone else ({}, {})
+        for node, why in problems.items():
+            self.leave_out(node, why)
+        for client, node in back.items():
+            logger.info("%s has reconnected as node %d.", registry.name_of(client), node)
+        registry.nodes |= back
+        return bool(back)
 
-    def newcomers(self, nodes: Mapping[int, int], late: Collection[str]) -> dict[int, NodeInfo]:
+    def newcomers(self, late: Collection[str]) -> dict[int, NodeInfo]:
         """Return node -> description of connected sites in ``late`` that are no clients yet."""
         waited = {*late} - {key.name for key in self.registry.keys.values()}
-        if not waited:
-            return {}
-        infos = self._described(nodes.values())
+        infos = sorted(self._described().items()) if waited else ()
         return {node: i for node, i in infos if i.site and i.key and i.key.name in waited}
 
-    def _described(self, known: Collection[int]) -> list[tuple[int, NodeInfo]]:
+    def _described(self) -> NodeInfos:
         """Ask new nodes; return those that can take part, and log why others cannot."""
-        self._discovery.ask(known)
+        self._discovery.ask(self.registry.nodes.values())
         for node, why in sorted(self._discovery.problems.items()):
             self.leave_out(node, why)
-        return sorted(self._discovery.infos.items())
+        return self._discovery.infos
 
     def leave_out(self, node: int, why: str) -> None:
         """Log why a node does not take part, once."""

@@ -22,7 +22,6 @@ from fairflower.errors import (
     logger,
     naming_failures,
 )
-from fairflower.files import Arrays
 from fairflower.machine import release_memory
 from fairflower.models import initial_local_arrays
 from fairflower.numerics.group_fairness import Counts
@@ -34,7 +33,6 @@ from fairflower.secure.rounds import SecureAggregation
 from fairflower.server import checkpoint
 from fairflower.server.admission import admit, leave_out, note_withdrawn
 from fairflower.server.checkpoint import Checkpoint
-from fairflower.server.contents import BEST
 from fairflower.server.evaluation import Findings, counts_in
 from fairflower.server.examples import store_examples
 from fairflower.server.folder import LOG, RunFolder
@@ -61,37 +59,6 @@ DIVERGED = 10
 _RELEASE_EVERY = 5.0
 
 
-class BestModel:
-    """The model of the best round so far, which a run keeps beside the last.
-
-    ``by`` is the criterion (`fairflower.numerics.metrics.criterion`); "" keeps none.
-    """
-
-    def __init__(self, folder: RunFolder, by: str) -> None:
-        self.folder, self.by = folder, by
-        self.round = 0  # 0 if there is none
-        self.arrays: Arrays = {}
-
-    def restore(self, saved: Checkpoint | None) -> None:
-        """Go back to the best model at a checkpoint; that in the folder may be of a later round."""
-        if saved and saved.best_round:
-            self._write(saved.best_round, saved.best or saved.model)
-        else:
-            (self.folder.path / BEST).unlink(missing_ok=True)
-
-    def keep(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
-        """Keep the model if its round is the best so far; return the best round as a metric."""
-        merit = self.folder.metrics.merit
-        # Of equal rounds the first is the best.
-        if self.by and merit(server_round, self.by) > merit(self.round, self.by):
-            self._write(server_round, arrays_of(arrays))
-        return {"best_round": self.round} if self.round else {}
-
-    def _write(self, server_round: int, arrays: Arrays) -> None:
-        self.round, self.arrays = server_round, arrays
-        self.folder.write_best(server_round, arrays, self.by)
-
-
 class RoundLoop:
     """Trains, merges and tests in all rounds of a run."""
 
@@ -99,9 +66,7 @@ class RoundLoop:
         self, grid: Grid, setup: RunSetup, folder: RunFolder, stop: threading.Event
     ) -> None:
         self.grid, self.setup, self.folder, self.stop = grid, setup, folder, stop
-        self.config, self.strategy = setup.config, setup.strategy
-        self.federation = setup.federation
-        self.nodes, self._round = setup.registry.nodes, 0
+        self.config, self.strategy, self._round = setup.config, setup.strategy, 0
         self._settings = {**setup.settings(), "run-id": folder.run_id}
         self._secure: SecureAggregation | None = None
         if self.config.secure_aggregation:
@@ -109,15 +74,15 @@ class RoundLoop:
         numbers = len(self.strategy._measurements)
         begun = (folder.fact("privacy") or {}).get("rounds", 0)
         self._privacy = PrivacyLedger(self.config.privacy, numbers, begun)
-        self._found = Findings(folder, self.config, self.federation, setup.registry.keys)
+        self._found = Findings(folder, self.config, setup.registry)
         alone, by = self.config.reference == "alone", self.config.evaluate.by
         self._own_models = OwnModels(setup, folder) if alone and by != "clients" else None
         shared = SharedModels(setup, folder, grid, self._settings, self._exchange)
         self._elsewhere = shared if alone and setup.registry.sites else self._own_models
-        self._best = BestModel(folder, self.config.best)
         self._released = time.monotonic()
         who = grid, setup.registry, self.config.round_timeout, stop
-        self._tracker = NodeTracker(*who, self.settings(), self.config.listed_sites)
+        described = self.settings() if by == "clients" else None
+        self._tracker = NodeTracker(*who, described, self.config.listed_sites)
 
     def settings(self) -> ConfigRecord:
         """Return the config for messages; a new record each time, because strategies add to it."""
@@ -137,7 +102,6 @@ class RoundLoop:
         """
         arrays = record_of(saved.model if saved else self.setup.evaluator.arrays())
         last, every = self.config.num_server_rounds, self.config.checkpoint.every
-        self._best.restore(saved)
         if saved and (saved.server_round == last or self._ends_early()):
             done = saved.server_round  # the run was stopped after its last round
             _check_summed(self.folder, done)
@@ -145,7 +109,7 @@ class RoundLoop:
             if not any(tested in name for name in self.folder.metrics.of(done)):
                 self._evaluate(done, arrays)  # it was not known to be the last round
                 self._test_elsewhere(done, arrays)
-                self.folder.append_metrics(done, "run", "", self._best.keep(done, arrays))
+                self.folder.append_metrics(done, "run", "", self._keep_best(done, arrays))
                 self._save(done, arrays)  # otherwise more rounds would cut off this test
             _end(self.folder, self.setup, done, arrays)
             return
@@ -167,7 +131,7 @@ class RoundLoop:
                     ending = ending or self._ends_early()
                 if ending:
                     self._test_elsewhere(server_round, arrays)
-            overall = seconds | self._privacy.metrics() | self._best.keep(server_round, arrays)
+            overall = seconds | self._privacy.metrics() | self._keep_best(server_round, arrays)
             self.folder.append_metrics(server_round, "run", "", overall)
             metrics = self.folder.metrics.of(server_round)
             progress.round(server_round, accuracies, metrics if accuracies else {})
@@ -193,8 +157,16 @@ class RoundLoop:
             self.folder.note("ended_early", reason)
         return bool(reason)
 
+    def _keep_best(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
+        """Keep the model if its round is the best so far; return the best round as a metric."""
+        folder, by, merit = self.folder, self.config.best, self.folder.metrics.merit
+        # Of equal rounds the first is the best.
+        if by and merit(server_round, by) > merit(folder.best_round, by):
+            folder.write_best(server_round, arrays_of(arrays), by)
+        return {"best_round": folder.best_round} if folder.best_round else {}
+
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
-        folder, best = self.folder, self._best
+        folder = self.folder
         with self._naming_failures(server_round):
             state = self.strategy.state_dict()
         now = Checkpoint(
@@ -205,8 +177,8 @@ class RoundLoop:
             sizes=folder.sizes(),
             config=self.config.to_flat(),
             facts=folder.kept_facts(),
-            best_round=best.round,
-            best={} if best.round == server_round else best.arrays,
+            best_round=folder.best_round,
+            best={} if folder.best_round == server_round else folder.best,
         )
         checkpoint.save(folder.path, now, self.config.checkpoint.keep)
 
@@ -236,7 +208,8 @@ class RoundLoop:
             folder.append_metrics(server_round, "client", str(client), scalars)
         folder.write_model(arrays_of(merged))
         with self._naming_failures(server_round):  # a strategy may store anything there
-            values = self._privacy.released(strategy.diagnostics)
+            secret = {"clipped"} if self.config.privacy.on else ()  # it reveals norms of updates
+            values = {n: value for n, value in strategy.diagnostics.items() if n not in secret}
             folder.append_diagnostics(server_round, strategy.client_ids, values, strategy.dropped)
         _check_client_states(strategy, folder, server_round, before)
         return merged
@@ -259,15 +232,10 @@ class RoundLoop:
     def _configure(self, server_round: int, arrays: ArrayRecord) -> list[Message]:
         """Return the strategy's train messages for a round."""
         strategy, settings = self.strategy, self.settings()
-        nodes = self._tracker.locate(self.nodes)
-        setup = admit(self.setup, self._tracker, self.folder, server_round, nodes)
-        if setup is not self.setup:
-            self._go_on_with(setup)
-            nodes = setup.registry.nodes | nodes
-        if nodes != self.nodes:  # SuperNodes came back under other ids, or sites joined
-            self.nodes = nodes
-            self.setup.enroll(nodes)
-        self.setup = leave_out(self.setup, self._tracker, self.folder, nodes)
+        moved = self._tracker.locate()
+        if admit(self.setup, self._tracker, self.folder, server_round) or moved:
+            self.setup.enroll()
+        leave_out(self.setup, self.folder)
         self.setup.check_left()
         settings["checkpoint-rounds"] = checkpoint.rounds(self.folder.path)
         settings["train.lr"] = self.config.train.lr_in(server_round, self.config.num_server_rounds)
@@ -277,13 +245,6 @@ class RoundLoop:
             strategy.note_candidates(server_round, self._exchange(asked))
         with self._naming_failures(server_round):  # uses the enrolled clients, not the grid's nodes
             return list(strategy.configure_train(server_round, arrays, settings, self.grid))
-
-    def _go_on_with(self, setup: RunSetup) -> None:
-        """Use the federation with sites that have joined."""
-        self.setup, self.federation = setup, setup.federation
-        self._found.federation, self._found.keys = setup.federation, setup.registry.keys
-        if self._elsewhere:
-            self._elsewhere.setup = setup
 
     def _evaluate(self, server_round: int, arrays: ArrayRecord) -> dict[str, float]:
         """Return each domain's primary score on test examples, or else on validation examples."""
@@ -307,7 +268,7 @@ class RoundLoop:
                 tested = self._own_models.test(server_round, split, arrays_of(arrays))
             else:
                 tested = self.setup.evaluator(arrays_of(arrays), split)
-            held_out = self.federation.held_out
+            held_out = self.setup.federation.held_out
             scores, counts = tested.scores, tested.counts
             for domain, of in scores.items():
                 self._found.lacking(f"domain {domain}{note}", of)
@@ -326,8 +287,9 @@ class RoundLoop:
         if not results:
             return {}
         # A domain is not tested if its sites are not connected.
-        name = self.federation.learns.primary.name
-        return {d: results.get(d, {}).get(name, math.nan) for d in self.federation.domains}
+        federation = self.setup.federation
+        name = federation.learns.primary.name
+        return {d: results.get(d, {}).get(name, math.nan) for d in federation.domains}
 
     def _test_elsewhere(self, server_round: int, arrays: ArrayRecord) -> None:
         """Test the models that clients keep on other domains, if they keep any."""
@@ -338,16 +300,16 @@ class RoundLoop:
         self, split: str, server_round: int, arrays: ArrayRecord
     ) -> tuple[dict[str, dict[str, float]], dict[int, Counts]]:
         """Return results per domain, weighted by test examples, and counts of people per client."""
-        strategy, folder = self.strategy, self.folder
-        self.setup = leave_out(self.setup, self._tracker, folder, self.nodes)
+        strategy, folder, federation = self.strategy, self.folder, self.setup.federation
+        leave_out(self.setup, folder)
         settings = ConfigRecord({**self._settings, "split": split})
         messages = strategy.configure_evaluate(server_round, arrays, settings, self.grid)
         most = self.setup.max_test_sizes(split)
         replies = self._exchange(messages)
-        task, groups = self.federation.learns, self._found.num_groups
+        task, groups = federation.learns, len(federation.group_names)
         answers = strategy._evaluations(server_round, replies, most, groups, task.scores)
         folder.append_dropped_in_test(server_round, strategy.dropped)
-        self._found.failed_at_clients(server_round, answers, replies, self.nodes)
+        self._found.failed_at_clients(server_round, answers, replies)
         keys = test_keys(answers, task, metric_names(self.config.evaluate.metrics))
         if self.setup.trained:  # clients have no personal models without training
             keys.pop(f"personal_{task.primary.name}", None)
@@ -356,12 +318,12 @@ class RoundLoop:
             folder.append_metrics(server_round, LEVELS[split][1], str(client), values)
         # Means of the scores of several models, or the scores of one model on all examples.
         combined = domain_means if self.config.reference == "alone" else domain_scores
-        return combined(answers, keys, self.federation), counts_in(answers)
+        return combined(answers, keys, federation), counts_in(answers)
 
     def _exchange(self, messages: Iterable[Message]) -> list[Message]:
         """Send a round's messages with the clients' ids, and return the replies."""
         messages = list(messages)
-        clients = {node: client for client, node in self.nodes.items()}
+        clients = {node: client for client, node in self.setup.registry.nodes.items()}
         for message in messages:
             if "config" in message.content:  # messages about masks have none
                 client = clients[message.metadata.dst_node_id]

@@ -8,10 +8,10 @@ import shutil
 import sys
 import threading
 import uuid
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from flwr.serverapp import Grid
 from rich.console import Console
@@ -101,14 +101,13 @@ class Session:
         )
         with _LogFile(folder.path / LOG, encoding="utf-8") as log:
             try:
-                log.say(setup.remarks)
+                for level, text in setup.remarks:
+                    log.write(level, text)
                 _introduce(setup)
                 self._warn(setup)
                 begun = saved or setup.trained
                 done = begun.server_round if begun else 0
                 progress.start(folder.path, done, folder.metrics.primary)
-                if saved:
-                    folder.write_model(saved.model)
                 callbacks.begin(saved.server_round if saved else -1)
                 rounds = RoundLoop(self.grid, setup, folder, self.stop)
                 rounds.run(saved, progress, callbacks.round)
@@ -122,12 +121,12 @@ class Session:
                 folder.finish("stopped")
                 raise
             except OSError as error:
-                log.traceback()
+                log.write("ERROR", "The run failed:", sys.exc_info())
                 with suppress(OSError):  # on a full disk the status stays "running"
                     folder.finish("failed", error_text(error))
                 raise WriteError(f"{error_text(error)} {self._remedy(folder)}") from error
             except Exception as error:
-                log.traceback()
+                log.write("ERROR", "The run failed:", sys.exc_info())
                 folder.finish("failed", f"{type(error).__name__}: {error}")
                 raise
             except BaseException:  # Ctrl-C, or `flwr stop`: SystemExit or an exception of Flower
@@ -209,15 +208,10 @@ class _LogFile(logging.FileHandler):
         with suppress(OSError):
             self.close()
 
-    def say(self, remarks: Iterable[tuple[str, str]]) -> None:
-        """Write texts with their levels only to this file."""
-        for level, text in remarks:
-            self.handle(logging.makeLogRecord({"levelname": level, "msg": "%s", "args": (text,)}))
-
-    def traceback(self) -> None:
-        """Write the current exception with its traceback only to this file."""
-        facts = {"name": logger.name, "levelname": "ERROR", "msg": "The run failed:"}
-        self.handle(logging.makeLogRecord({**facts, "exc_info": sys.exc_info()}))
+    def write(self, level: str, text: str, exc_info: Any = None) -> None:
+        """Write a text, and an exception's traceback, only to this file."""
+        facts = {"levelname": level, "msg": "%s", "args": (text,), "exc_info": exc_info}
+        self.handle(logging.makeLogRecord(facts))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         """Ignore errors when writing the log."""

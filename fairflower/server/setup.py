@@ -3,7 +3,7 @@
 import json
 import math
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -29,7 +29,7 @@ from fairflower.data.texts import BUILT_IN, TokenizedSet
 from fairflower.errors import ConfigError, Diverged, RoundFailed, UserError, failure_text
 from fairflower.exchanges import ServerOptimizer
 from fairflower.flower_compat import is_deployed
-from fairflower.models import Model, frozen_digest, initial_local_arrays, to_numpy
+from fairflower.models import Model, frozen_digest, initial_local_arrays, to_numpy, trainable
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.numerics.scores import Score
 from fairflower.participation.availability import Trace, read_availability
@@ -54,14 +54,9 @@ from fairflower.training.build import build_model, build_trainer
 
 @dataclass(frozen=True)
 class RunSetup:
-    """Clients, initial model and strategy of a run, ready for the first round.
-
-    If only clients test, ``federation`` comes from the clients' descriptions, because the server
-    has no data.
-    """
+    """Clients, initial model and strategy of a run, ready for the first round."""
 
     config: RunConfig
-    federation: Federation
     registry: registration.ClientRegistry
     evaluator: CentralizedEvaluator
     strategy: FairStrategy
@@ -70,18 +65,24 @@ class RunSetup:
     #: The model that is tested without training; None if one is trained.
     trained: TrainedModel | None = None
 
+    @property
+    def federation(self) -> Federation:
+        """The clients; if only they test, as they describe them: then the server has no data."""
+        return self.registry.federation
+
     @cached_property
     def frozen(self) -> str:
         """A digest of the network's frozen weights; empty if there are none."""
         return frozen_digest(self.evaluator.model)
 
-    def enroll(self, nodes: Mapping[int, int]) -> None:
+    def enroll(self) -> None:
         """Pass each client's node and number of training examples to the strategy."""
         sizes = {client.client_id: client.num_examples for client in self.federation.clients}
         if self.config.reference == "pooled":  # the first client trains on all examples
             sizes[0] = sum(sizes.values())
-        names, testers = self.registry.names, self.registry.tests_only()
-        nodes = {k: node for k, node in nodes.items() if k not in self.registry.withdrawn}
+        registry = self.registry
+        nodes = {k: node for k, node in registry.nodes.items() if k not in registry.withdrawn}
+        names, testers = registry.names, registry.tests_only()
         self.strategy.enroll(nodes, self.config.seed, sizes, names, testers)
 
     def check_left(self) -> None:
@@ -149,7 +150,7 @@ class RunSetup:
         federation, model, config = self.federation, self.evaluator.model, self.config
         names = "num_classes", "classes", "shape", "domains", "sources", "test_sizes"
         facts = {
-            "num_parameters": self.evaluator.num_parameters,
+            "num_parameters": sum(p.numel() for p in trainable(model).values()),
             "model_bytes": sum(a.nbytes for a in self.evaluator.arrays().values()),
             **{name: getattr(federation, name) for name in names},
             "clients": [*map(by_field, federation.clients)],
@@ -206,18 +207,19 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     """
     trained = TrainedModel.open(config.evaluate.model) if config.evaluate.model else None
     encoding = trained.encoding if trained else ""
-    federation, registry = _register(grid, config, resume, stop, encoding)
+    registry = _register(grid, config, resume, stop, encoding)
+    federation = registry.federation
     groups = federation.groups, federation.group_names
     check_comparable("the federation", *groups, federation.num_classes, federation.learns)
     _check_metric_names(config, federation)
     _check_reference(grid, config, registry.sites)
     num_clients = len(federation.clients)
     registration.check_num_supernodes(len(registry.nodes), num_clients)
-    registry = replace(registry, nodes={k: registry.nodes[k] for k in range(num_clients)})
+    registry.nodes = {k: registry.nodes[k] for k in range(num_clients)}
     check_client_settings(config, federation)
     check_training(config, registry)
     if trained:
-        federation = trained.fitted(federation, config, registry.sites)
+        federation = registry.known = trained.fitted(federation, config, registry.sites)
     evaluator = CentralizedEvaluator(config, federation)
     if trained:
         trained.load(evaluator)
@@ -247,8 +249,8 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     if config.evaluate.by == "clients":
         apart = is_deployed(grid) or config.ray_address or registry.sites
         examples = None if apart else prepare(config.data)
-    setup = RunSetup(config, federation, registry, evaluator, strategy, examples, trained)
-    setup.enroll(registry.nodes)
+    setup = RunSetup(config, registry, evaluator, strategy, examples, trained)
+    setup.enroll()
     return setup
 
 
@@ -375,14 +377,16 @@ def _check_padding(config: RunConfig, model: Model) -> None:
 
 def _register(
     grid: Grid, config: RunConfig, resume: Path | None, stop: threading.Event, encoding: str
-) -> tuple[Federation, registration.ClientRegistry]:
-    """Return the clients' federation, with tables in a tested model's ``encoding``, if any."""
+) -> registration.ClientRegistry:
+    """Return the clients, with tables in a tested model's ``encoding``, if any."""
     timeout = config.round_timeout
     if config.evaluate.by != "clients":
         by_server = config.evaluate.by == "server"  # clients encode rows as they were trained
         federation = prepare(config.data, encoding=encoding if by_server else "")
         num_clients = len(federation.clients)
-        return federation, registration.register_clients(grid, num_clients, timeout, stop)
+        registry = registration.register_clients(grid, num_clients, timeout, stop)
+        registry.known = federation
+        return registry
     settings = ConfigRecord(dict(config.to_flat()))
     if resume and "sites" in (facts := earlier_facts(resume)):
         earlier, listed = registration.recorded(resume, facts), config.listed_sites
@@ -407,13 +411,7 @@ def _register(
             "data set that is divided among clients, not to sites with their own data (domain "
             "in the node config). Remove these settings."
         )
-    assert registry.federation is not None
-    if config.data.validated and not registry.federation.validation_sizes:
-        raise ConfigError(
-            "data.validation-fraction or data.validation-examples is set, but some clients "
-            "have no validation examples. Start their SuperNodes with this version of fairflower."
-        )
-    return registry.federation, registry
+    return registry
 
 
 def num_selected(config: RunConfig, num_clients: int) -> int:

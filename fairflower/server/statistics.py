@@ -64,10 +64,10 @@ def _described(grid: Grid, config: RunConfig, stop: threading.Event) -> tuple[No
     asked = ConfigRecord(dict(config.to_flat()))
     only = config.site_names
     discovery = NodeDiscovery(grid, config.round_timeout, stop, asked, only)
-    expected, alone = max(1, len(only) or int(config.sites)), getattr(grid, "simulated", False)
+    expected = max(1, len(only) or int(config.sites))
     while discovery.ask() or len(discovery.infos) + len(discovery.problems) < expected:
         notice = f"{len(discovery.infos)} of {expected} sites have answered."
-        if alone or not discovery.wait(notice):
+        if not discovery.wait(notice):
             break
     if not discovery.infos or len(discovery.infos) + len(discovery.problems) < expected:
         raise discovery.missing_error(expected)

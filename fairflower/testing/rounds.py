@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.records import is_buffer
 from fairflower.arrays import arrays_of, record_of
-from fairflower.flower_compat import set_message_id, set_task_identity
+from fairflower.flower_compat import set_ids, set_task_identity
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies import FairStrategy
 
@@ -105,7 +105,7 @@ class Rounds:
             self.strategy.configure_train(self.round, record_of(self.model), config, None)  # type: ignore[arg-type]
         )
         for i, message in enumerate(messages):
-            set_message_id(message, f"{self.round}-{i}")
+            set_ids(message, message_id=f"{self.round}-{i}")
         return messages
 
     def step(

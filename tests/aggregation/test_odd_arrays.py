@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import arrays as draw_arrays
 from fairflower.aggregation.cohort import Cohort, merge_integers
 from fairflower.arrays import arrays_of, record_of
 from fairflower.errors import ConfigError, Diverged
-from fairflower.flower_compat import set_message_id
+from fairflower.flower_compat import set_ids
 from fairflower.strategies import (
     QFFL,
     TERM,
@@ -175,7 +175,7 @@ def own_app(
         config = ConfigRecord({"train.lr": 0.1, "train.momentum": 0.0})
         asked = list(strategy.configure_train(number, arrays, config, Nodes()))  # type: ignore[arg-type]
         for i, message in enumerate(asked):
-            set_message_id(message, f"{number}-{i}")
+            set_ids(message, message_id=f"{number}-{i}")
             k = message.metadata.dst_node_id - 10
             model = {"mask": np.array([0, -INF, INF]), "n": np.array(2**61 + 4 * k)}
             model["w"] = np.full(3, k + 1, np.float32)

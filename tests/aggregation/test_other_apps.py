@@ -24,6 +24,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp import strategy as flower
 
+from fairflower.config import RunConfig
 from fairflower.engines.launch import simulate
 from fairflower.strategies import FedAvg
 
@@ -169,7 +170,7 @@ def results(pytestconfig: pytest.Config) -> dict[str, list[flower.Result]]:
                 found.setdefault(name, []).append(result)
 
     engine = "flower" if pytestconfig.getoption("--nightly") else "inline"
-    simulate(server, client_app(), CLIENTS, engine=engine)
+    simulate(server, client_app(), CLIENTS, RunConfig(engine=engine))
     return found
 
 

@@ -19,6 +19,7 @@ from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp import ServerApp
 
 from fairflower.classic.strategy import LegacyStrategy
+from fairflower.config import RunConfig
 from fairflower.engines.inline import InlineGrid
 from fairflower.engines.launch import simulate
 from fairflower.errors import error_text
@@ -107,7 +108,7 @@ def outcomes(pytestconfig: pytest.Config) -> dict[str, Any]:
     )
     engine = "flower" if pytestconfig.getoption("nightly") else "inline"
     with mock.patch.object(InlineGrid, "run", SimpleNamespace(run_id=1)):  # as Flower's grids have
-        simulate(server, client, 3, engine=engine)
+        simulate(server, client, 3, RunConfig(engine=engine))
     return found
 
 

@@ -17,6 +17,7 @@ from fairflower.data import DataError, Federation, prepare
 from fairflower.data.cache import shared_examples
 from fairflower.plans.execution import setup_summary
 from fairflower.plans.plan import Plan
+from fairflower.server.registration import ClientRegistry
 from fairflower.server.setup import RunSetup
 
 
@@ -198,5 +199,5 @@ def test_sites_and_runs_judged_by_validation_record_their_own_overlap(
     if site:  # the server knows their sizes
         federation = dataclasses.replace(federation, division="", redraw={})
     nothing: Any = None
-    setup = RunSetup(config, federation, nothing, nothing, nothing, None)
+    setup = RunSetup(config, ClientRegistry({}, federation), nothing, nothing, None)
     assert setup.redraw()["tests per training example"] == pytest.approx(ratio)

@@ -445,7 +445,7 @@ def test_a_site_that_connects_during_registration_takes_part(
     folders: list[Path],
 ) -> None:
     class Growing(InlineGrid):
-        looks = 0
+        looks, simulated = 0, False
 
         def get_node_ids(self) -> Iterable[int]:
             self.looks += 1
@@ -474,7 +474,8 @@ def again(nodes: list[dict[str, Any]], lost: int, **changes: Any) -> dict[int, i
     config = there.contexts.pop(lost).node_config | changes
     there.contexts[7000] = Context(1, 7000, config, RecordDict(), {})
     tracker = NodeTracker(there, registry, 20, threading.Event(), settings_of())
-    return tracker.locate(registry.nodes)
+    tracker.locate()
+    return registry.nodes
 
 
 def test_a_restarted_site_is_recognized_by_a_unique_domain_or_its_partition_id(
@@ -497,7 +498,7 @@ def test_a_restarted_site_with_different_data_is_ignored(
     nodes = [{"domain": d, "data-dir": f} for d, f in zip("bac", folders, strict=True)]
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
         assert again(nodes, 1000, **{"data-dir": str(tmp_path / "other")})[1] == 1000
-    assert "Node 7000 is ignored: Client 1 (b) had different data" in caplog.text
+    assert "Node 7000 is ignored: Client 1 (b) has different data" in caplog.text
 
 
 def test_a_restarted_client_of_a_shared_data_set_needs_the_same_data(
@@ -512,8 +513,9 @@ def test_a_restarted_client_of_a_shared_data_set_needs_the_same_data(
         there.contexts[7000] = Context(1, 7000, config, RecordDict(), {})
         tracker = NodeTracker(there, registry, 20, threading.Event(), settings_of(**divided))
         with caplog.at_level("WARNING", logger="flwr.fairflower"):
-            assert tracker.locate(registry.nodes)[1] == node
-    assert caplog.text.count("Node 7000 is ignored: Client 1 (a) had different data") == 1
+            tracker.locate()
+        assert registry.nodes[1] == node
+    assert caplog.text.count("Node 7000 is ignored: Client 1 (a) has different data") == 1
 
 
 @pytest.mark.slow
@@ -581,7 +583,7 @@ def test_a_new_site_of_the_same_domain_does_not_replace_a_returning_site(
     class Later(InlineGrid):
         """Node 1001 appears when nodes are listed the second time, after node 8000."""
 
-        looks = 0
+        looks, simulated = 0, False
 
         def get_node_ids(self) -> Iterable[int]:
             self.looks += 1
@@ -656,6 +658,7 @@ def test_a_waiting_resumed_run_names_the_missing_clients_and_the_timeout(
     settings = {"evaluate.by": "clients", "num-server-rounds": 1, "min-clients": 1}
     first = run(tmp_path, grid(nodes), **settings)
     there = grid(nodes[:2])
+    there.simulated = False
     there.contexts[1001].node_config["data-dir"] = str(tmp_path / "gone")
     config = resumed_config(first, {"num-server-rounds": 2, "round-timeout": 0.4})
     with caplog.at_level("INFO", logger="flwr.fairflower"):

@@ -249,7 +249,7 @@ def test_nodes_with_different_hardware_are_named_in_a_warning(caplog):
 def test_workers_of_a_lost_node_are_replaced_on_other_nodes(caplog):
     good = report_node(None, {})
     ray = Ray(a=good, b=good, c=good)
-    workers = Workers(ray, object, (), 2, 1, 0, RayNodes(ray, 1, 0, None))
+    workers = Workers(ray, object, (), 2, RayNodes(ray, 1, 0, None))
 
     def where() -> str:
         workers.collect_started()
@@ -285,7 +285,7 @@ def test_client_resources_that_no_node_has_are_refused():
     ray = Ray(a=report_node(None, {}))
     for cpus, gpus in ((2, 0.0), (1, 0.5)):
         with pytest.raises(ConfigError, match=f"client-cpus = {cpus}, client-gpus = {gpus:g}: no"):
-            Workers(ray, object, (), 2, cpus, gpus, None)
+            Workers(ray, object, (), 2, RayNodes(ray, cpus, gpus, None, cluster=False))
 
 
 # --- two nodes on this machine -----------------------------------------------------------

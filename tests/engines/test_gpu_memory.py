@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import closing
 from typing import Any
+from unittest import mock
 
 import pytest
 import ray
@@ -16,7 +17,7 @@ from out_of_memory_client import ERROR, REASON
 from fairflower.config import RunConfig
 from fairflower.engines import launch
 from fairflower.engines.ray import RayGrid
-from fairflower.errors import GpuMemoryError
+from fairflower.errors import EngineError, GpuMemoryError
 
 pytestmark = pytest.mark.slow
 
@@ -86,8 +87,9 @@ def test_a_client_without_enough_memory_on_a_gpu_of_its_own_ends_the_run(caplog)
 
 
 @pytest.mark.parametrize(("errors", "retry"), [("retry", True), ("stop", False)])
-def test_gpu_memory_errors_sets_whether_clients_are_retried(errors, retry, monkeypatch):
-    received = {}
-    monkeypatch.setattr(launch, "simulate", lambda *_, **options: received.update(options))
-    launch.launch(lambda grid: None, RunConfig.from_flat({"gpu-memory-errors": errors}), 2)
-    assert received["retry_out_of_memory"] is retry
+def test_gpu_memory_errors_sets_whether_clients_are_retried(errors, retry):
+    config = RunConfig.from_flat({"engine": "ray", "gpu-memory-errors": errors})
+    refused = mock.patch.object(launch, "RayGrid", side_effect=EngineError)
+    with refused as made, pytest.raises(EngineError):
+        launch.launch(lambda grid: None, config, 2)
+    assert made.call_args.kwargs["retry_out_of_memory"] is retry

@@ -14,7 +14,7 @@ from parametrize import at_night
 
 import fairflower as ff
 from fairflower.engines.inline import InlineGrid
-from fairflower.flower_compat import set_request_id
+from fairflower.flower_compat import set_ids
 
 
 def test_changes_of_a_message_by_a_client_do_not_reach_the_next_client():
@@ -96,7 +96,7 @@ def test_a_reply_that_names_no_message_answers_the_one_that_was_sent():
     @app.query()
     def query(message: Message, context: Context) -> Message:
         reply = Message(RecordDict(), reply_to=message)
-        set_request_id(reply, "")
+        set_ids(reply, reply_to_message_id="")
         return reply
 
     grid = InlineGrid(app, 2)

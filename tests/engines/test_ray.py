@@ -21,13 +21,14 @@ from flwr.serverapp.strategy import FedAvg
 from parametrize import at_night
 from processes import TIMEOUT, wait_for
 
+from fairflower.config import RunConfig
 from fairflower.engines import ray_cluster
 from fairflower.engines.inline import InlineGrid, send_and_receive
 from fairflower.engines.launch import simulate
 from fairflower.engines.ray import _HERE, RayGrid
 from fairflower.engines.ray_cluster import Batch, Task, TaskQueue, Worker, last_words
 from fairflower.errors import ConfigError, EngineError
-from fairflower.flower_compat import set_message_id
+from fairflower.flower_compat import set_ids
 
 pytestmark = pytest.mark.slow
 
@@ -106,12 +107,12 @@ def federate(engine: str, fails: bool = False, **options: Any) -> np.ndarray:
         if fails:
             raise ZeroDivisionError("of the server")
 
-    options["run_config"] = {"step": 0.5}
+    config, step = RunConfig(engine=engine, **options), {"step": 0.5}
     if fails:
         with pytest.raises(ZeroDivisionError, match="of the server"):
-            simulate(server, foreign_clients(), 5, engine=engine, **options)
+            simulate(server, foreign_clients(), 5, config, run_config=step)
     else:
-        context = simulate(server, foreign_clients(), 5, engine=engine, **options)
+        context = simulate(server, foreign_clients(), 5, config, run_config=step)
         assert context.state["done"]["step"] == 0.5
     return outcome["w"]
 
@@ -157,7 +158,7 @@ def test_a_crashed_worker_is_replaced_and_its_client_is_retried_once(tmp_path, m
         put = grid._ray.put
         monkeypatch.setattr(grid._ray, "put", lambda record: puts.append(record) or put(record))
         assert models(ask(grid)) == expected[0]
-        assert len(puts) == 41  # one model for 40 messages, and 40 states, which are large now
+        assert len(puts) == 1  # one model for 40 messages
         puts.clear()
         # One crash: the clients of the batch are retried from their earlier states.
         sent: list[int] = []
@@ -172,7 +173,7 @@ def test_a_crashed_worker_is_replaced_and_its_client_is_retried_once(tmp_path, m
         monkeypatch.setattr(grid, "_send", watched)
         assert models(ask(grid, dies=3, once=str(tmp_path / "died"))) == expected[1]
         assert max(sent) > 1
-        assert len(puts) == 1  # only the model, as states are not copied again
+        assert len(puts) == 1  # only the model, as states are not copied
         # A client that always crashes gets an error reply; no other client is affected.
         replies = ask(grid, dies=1)
         assert [k for k, reply in replies.items() if reply.has_error()] == [1]
@@ -292,7 +293,7 @@ def test_replies_are_kept_until_their_message_ids_are_pulled():
 
     queries = [Message(RecordDict(), node, "query") for node in (1000, 1001, 1002)]
     for number, query in enumerate(queries):
-        set_message_id(query, f"query-{number}")
+        set_ids(query, message_id=f"query-{number}")
     replies = [Message(RecordDict(), reply_to=query) for query in queries]
     grid = Answered(replies)
     grid.discard(["query-2"])
@@ -412,18 +413,3 @@ def test_no_client_is_left_out_because_another_one_hangs(monkeypatch, caplog):
         ask_others(grid, hangs=5)
         assert caplog.text.count("has not answered") >= 3
         assert counts(ask(grid)) == {0: 3, 5: 3} | dict.fromkeys({*range(1, 20)} - {5}, 4)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"engine": "Inline"}, "engine = 'Inline': expected ray, flower or inline"),
-        ({"client_cpus": 0}, "client_cpus = 0: expected a number >= 1"),
-        ({"workers": -2}, "workers = -2: expected a number >= 0"),
-        ({"client_gpus": -0.5}, "client_gpus = -0.5: expected a number >= 0"),
-        ({"num_supernodes": 0}, "num_supernodes = 0: expected a number >= 1"),
-    ],
-)
-def test_invalid_arguments_of_simulate_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
-        simulate(ServerApp(), ClientApp(), **{"num_supernodes": 2, **options})

@@ -301,7 +301,7 @@ def session(**settings):
     clients.query()(query)
     server = ServerApp()
     server.main()(lambda grid, context: Session(grid, config, Console(width=200)).run())
-    simulate(server, clients, 4, workers=2)
+    simulate(server, clients, 4, RunConfig(engine="ray", workers=2))
 
 session(run_name="lenient", min_clients=1)
 try:

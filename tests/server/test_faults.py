@@ -40,7 +40,7 @@ from fairflower.client_app import app as client_app
 from fairflower.engines.inline import InlineGrid, send_and_receive
 from fairflower.errors import ConfigError, Diverged, RoundFailed, RunInterrupted
 from fairflower.exchanges import AveragedBatches, ControlVariates, Prototypes
-from fairflower.flower_compat import set_message_id
+from fairflower.flower_compat import set_ids
 from fairflower.server.discovery import NodeDiscovery
 from fairflower.server.registration import ClientRegistry, NodeTracker, register_clients
 from fairflower.server.session import Session
@@ -307,7 +307,7 @@ def test_aggregate_evaluate_in_a_foreign_app_ignores_invalid_replies(caplog):
     strategy = FedAvg()
     messages = list(strategy.configure_evaluate(1, record_of(MODEL), ConfigRecord(), grid))
     for number, message in enumerate(messages):
-        set_message_id(message, f"m{number}")
+        set_ids(message, message_id=f"m{number}")
     sent = sorted(messages, key=lambda m: m.metadata.dst_node_id)
     claims = [
         {
@@ -556,15 +556,20 @@ def test_a_new_node_does_not_replace_a_connected_node():
     nodes = {0: 1000, 1: 1001}
     impostor = Context(1, 666, {"partition-id": 1}, RecordDict(), {})
     grid.contexts[666] = impostor
-    assert tracker(grid, nodes).locate(nodes) == nodes
+    assert located(tracker(grid, nodes)) == nodes
     del grid.contexts[1001]
-    assert tracker(grid, nodes).locate(nodes) == {0: 1000, 1: 666}
+    assert located(tracker(grid, nodes)) == {0: 1000, 1: 666}
     grid.contexts[666].node_config["partition-id"] = 0
-    assert tracker(grid, nodes).locate(nodes) == nodes
+    assert located(tracker(grid, nodes)) == nodes
 
 
 def tracker(grid: InlineGrid, nodes: dict[int, int], timeout: float = 1.0) -> NodeTracker:
-    return NodeTracker(grid, ClientRegistry(nodes, None), timeout, threading.Event())
+    return NodeTracker(grid, ClientRegistry(dict(nodes), None), timeout, threading.Event())
+
+
+def located(tracker: NodeTracker) -> dict[int, int]:
+    tracker.locate()
+    return tracker.registry.nodes
 
 
 class Counting(InlineGrid):
@@ -586,22 +591,22 @@ class Counting(InlineGrid):
 
 def test_a_new_node_is_asked_once_while_it_stays_connected(caplog):
     grid, nodes = Counting(), {0: 1000, 1: 1001}
-    look = tracker(grid, nodes).locate
+    looking = tracker(grid, nodes)
     grid.contexts[666] = Context(1, 666, {"partition-id": 5}, RecordDict(), {})
-    assert look(nodes) == nodes
+    assert located(looking) == nodes
     assert grid.asked == [], "no client is away"
     del grid.contexts[1001]
     grid.contexts[777] = Context(1, 777, {}, RecordDict(), {})
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
         for _ in range(3):
-            assert look(nodes) == nodes
+            assert located(looking) == nodes
     assert sorted(grid.asked) == [666, 777]
     assert caplog.text.count("Node 777 cannot take part") == 1
     back = grid.contexts.pop(777)
-    assert look(nodes) == nodes
+    assert located(looking) == nodes
     back.node_config["partition-id"] = 1
     grid.contexts[777] = back
-    assert look(nodes) == {0: 1000, 1: 777}
+    assert located(looking) == {0: 1000, 1: 777}
     assert sorted(grid.asked) == [666, 777, 777]
 
 
@@ -609,14 +614,14 @@ def test_a_late_answer_of_a_new_node_counts_in_the_next_round(caplog):
     grid, nodes = Counting(), {0: 1000, 1: 1001}
     del grid.contexts[1001]
     grid.contexts[666] = Context(1, 666, {"partition-id": 1}, RecordDict(), {})
-    look = tracker(grid, nodes, timeout=0.05).locate
+    looking = tracker(grid, nodes, timeout=0.05)
     grid.holds = True
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
-        assert look(nodes) == nodes
-        assert look(nodes) == nodes
+        assert located(looking) == nodes
+        assert located(looking) == nodes
     assert caplog.text.count("Node 666 is ignored: no answer in 0.05 s") == 1
     grid.holds = False
-    assert look(nodes) == {0: 1000, 1: 666}
+    assert located(looking) == {0: 1000, 1: 666}
     assert grid.asked == [666]
 
 

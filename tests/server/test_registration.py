@@ -17,6 +17,8 @@ from fairflower.server.registration import register_clients
 class LateGrid(InlineGrid):
     """Shows one more node at every query."""
 
+    simulated = False
+
     def get_node_ids(self):
         self.shown = min(getattr(self, "shown", 0) + 1, len(self.contexts))
         return list(self.contexts)[: self.shown]

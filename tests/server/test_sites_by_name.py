@@ -190,7 +190,8 @@ def test_a_site_with_another_key_is_refused_by_name(
     settings = ConfigRecord(dict(RunConfig.from_flat(SMALL).to_flat()))
     registry = register_clients(NamedGrid(sites), None, 1, threading.Event(), settings, NAMES)
     tracker = NodeTracker(NamedGrid(moved), registry, 1, threading.Event(), settings, NAMES)
-    assert tracker.locate(registry.nodes)[0] == 1000
+    assert not tracker.locate()
+    assert registry.nodes[0] == 1000
     assert "north is ignored: north has another key" in caplog.text
 
 
