@@ -4,6 +4,7 @@ import difflib
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -53,12 +54,6 @@ class TimmPromptViT(PromptViT):
     Prompts follow the tokens of the image. If a ViT averages tokens, it averages only the tokens of
     the image.
     """
-
-    def __init__(
-        self, vit: Any, num_classes: int, shape: tuple[int, int, int], gc_net: bool = True
-    ) -> None:
-        vit.hidden_dim = vit.embed_dim
-        super().__init__(vit, num_classes, shape, gc_net)
 
     def _class_token(self, x: Tensor, prompts: Tensor | None = None) -> Tensor:
         vit: Any = self.vit
@@ -126,19 +121,13 @@ def prompt_timm(
             f"deit_*), but this is a {type(body).__name__}. Choose a Vision Transformer, or "
             f"model.name = 'timm:{name}'."
         )
-    return TimmPromptViT(body, num_classes, shape, gc_net)
+    vit: Any = body
+    vit.hidden_dim = vit.embed_dim  # as torchvision calls it
+    return TimmPromptViT(vit, num_classes, shape, gc_net)
 
 
-def vpt_timm(
-    name: str,
-    num_classes: int,
-    shape: tuple[int, int, int],
-    weights: str = "",
-    *,
-    image_size: Annotated[int, Range(0)] = 0,
-) -> TimmPromptViT:
-    """Build the network for ``model.name = "vpt-timm:NAME"``, without GC-Net."""
-    return prompt_timm(name, num_classes, shape, weights, gc_net=False, image_size=image_size)
+#: The network for ``model.name = "vpt-timm:NAME"``, without GC-Net.
+vpt_timm = partial(prompt_timm, gc_net=False)
 
 
 def _body(name: str, weights: str, image_size: int) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -152,9 +152,8 @@ def prompt_vit_tiny(
     return _built(vit_tiny(), arrays, kind, weights, num_classes, shape, gc_net)
 
 
-def vpt_vit_tiny(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
-    """Build ``vpt-vit-tiny``, without GC-Net; it has 1,802 trained parameters."""
-    return prompt_vit_tiny(num_classes, shape, weights, gc_net=False)
+#: ``vpt-vit-tiny`` is ``prompt-vit-tiny`` without GC-Net; it has 1,802 trained parameters.
+vpt_vit_tiny = partial(prompt_vit_tiny, gc_net=False)
 
 
 def prompt_vit_b_16(
@@ -171,9 +170,8 @@ def prompt_vit_b_16(
     return _built(vit_b_16(), arrays, kind, weights, num_classes, shape, gc_net)
 
 
-def vpt_vit_b_16(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
-    """Build ``vpt-vit-b-16``, without GC-Net; it has 10,762 trained parameters."""
-    return prompt_vit_b_16(num_classes, shape, weights, gc_net=False)
+#: ``vpt-vit-b-16`` is ``prompt-vit-b-16`` without GC-Net; it has 10,762 trained parameters.
+vpt_vit_b_16 = partial(prompt_vit_b_16, gc_net=False)
 
 
 def vit_tiny(num_classes: int = 1) -> VisionTransformer:
