@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -48,18 +47,6 @@ class EnrolledClients:
     logged: dict[int, tuple[int, str]] = field(default_factory=dict, compare=False)
     #: Very long vectors of the last round that had any, as text.
     large_norms: list[str] = field(default_factory=list)
-
-    def of(
-        self,
-        nodes: Mapping[int, int],
-        sizes: Mapping[int, int],
-        names: Mapping[int, str],
-        testers: Collection[int],
-    ) -> Self:
-        """Return the same object for these clients, whose nodes are known; see `enroll`."""
-        ordered, clients = dict(sorted(nodes.items())), {n: client for client, n in nodes.items()}
-        known = {"nodes": ordered, "sizes": sizes, "clients": clients, "names": names}
-        return replace(self, testers=frozenset(testers), **known)  # type: ignore[arg-type]
 
     def client_of(self, message: Message) -> int:
         """Return the id of the client that gets a message, or the node id of an unknown client."""

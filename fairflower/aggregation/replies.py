@@ -327,16 +327,12 @@ class ReplyCheck:
 
     def _drop_odd_shapes(self, replies: Replies) -> None:
         """Drop clients whose arrays differ in shape from those of most clients."""
-        exchanges = [exchange for exchange in self.strategy.exchanges if exchange.returned]
-        shape_functions: dict[str, Callable[[Arrays], tuple[int, ...]]] = {
-            **{exchange.name: exchange.shape_of for exchange in exchanges},
-            **{
-                name: lambda arrays: arrays["h"].shape
-                for name in self.strategy._array_measurements
-                if MEASUREMENTS[name].shape == "vector"
-            },
-        }
-        for name, shape_of in sorted(shape_functions.items()):
+        wanted = self.strategy._array_measurements
+        vectors = [name for name in wanted if MEASUREMENTS[name].shape == "vector"]
+        shapes_of: dict[str, Callable[[Arrays], tuple[int, ...]]]
+        shapes_of = dict.fromkeys(vectors, lambda arrays: arrays["h"].shape)
+        shapes_of |= {e.name: e.shape_of for e in self.strategy.exchanges if e.returned}
+        for name, shape_of in sorted(shapes_of.items()):
             shapes = {k: shape_of(reply.measured[name]) for k, reply in replies.usable.items()}
             usual = mode(sorted(shapes.values()))  # the smallest of equally frequent shapes
             for client, shape in shapes.items():
@@ -451,19 +447,18 @@ class ReplyCheck:
         raise InvalidReply(f"it has no ArrayRecord {key!r}, only {sorted(records)}")
 
     def _check_present(self, name: str, kind: str, sent: Container[str], reader: str = "") -> None:
-        if name not in sent:
-            remedy = (
-                "must compute the measurements that the message's config lists under 'measure'"
-                if name in self.strategy._measurements
-                else "must report it"
-            )
-            reader = reader or type(self.strategy).__name__
-            raise InvalidReply(
-                f"it sent no {kind} {name!r}, which {reader} needs. The client {remedy}"
-            )
+        if name in sent:
+            return
+        remedy = "The client must report it"
+        if name in self.strategy._measurements:
+            remedy = "The client must compute the measurements that the message's config lists "
+            remedy += "under 'measure'"
+        elif kind == "ArrayRecord":
+            remedy = "Choose a client.name that returns it"
+        reader = reader or type(self.strategy).__name__
+        raise InvalidReply(f"it sent no {kind} {name!r}, which {reader} needs. {remedy}")
 
     def _vectors(self, name: str, content: RecordDict, examples: float) -> Arrays:
-        """Return a measurement that consists of arrays."""
         self._check_present(name, "ArrayRecord", content.array_records)
         kind = MEASUREMENTS[name]
         with _naming_record(name):
@@ -486,12 +481,8 @@ class ReplyCheck:
             raise
 
     def _returned(self, exchange: Exchange, content: RecordDict, examples: float) -> Arrays:
-        """Return a client's arrays for an exchange."""
-        if exchange.name not in content.array_records:
-            raise InvalidReply(
-                f"it sent no ArrayRecord {exchange.name!r}, which the exchange "
-                f"{type(exchange).__name__} needs. Choose a client.name that returns it"
-            )
+        reader = f"the exchange {type(exchange).__name__}"
+        self._check_present(exchange.name, "ArrayRecord", content.array_records, reader)
         with _naming_record(exchange.name):
             arrays = decode_record(content.array_records[exchange.name])
             return exchange.check(arrays, self.trained, examples)

@@ -113,7 +113,14 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         names of sites, which messages use; of two sites, both must train, unless ``min_clients`` is
         1. ``testers`` are clients that test and do not train.
         """
-        self._enrolled = self._enrolled.of(nodes, sizes or {}, names or {}, testers)
+        self._enrolled = replace(
+            self._enrolled,
+            nodes=dict(sorted(nodes.items())),
+            sizes=sizes or {},
+            clients={node: client for client, node in nodes.items()},
+            names=names or {},
+            testers=frozenset(testers),
+        )
         self._seed = self.seed = seed
         for exchange in self.exchanges:
             exchange._seed = exchange.seed = seed
@@ -359,7 +366,6 @@ def _keeping(arrays: ArrayRecord | None) -> Iterator[None]:
 def _finite(
     client: int, content: RecordDict, metrics: MetricRecord
 ) -> tuple[RecordDict, MetricRecord]:
-    """Return a reply's content and metrics; raise ``NotFinite`` if a metric is not finite."""
     for key, value in metrics.items():
         check_finite(key, value)
     return content, metrics
