@@ -173,19 +173,17 @@ class Images(Examples):
         mean: tuple[float, ...],
         std: tuple[float, ...],
         augment: Augment | None = None,
-        device: str | torch.device = "cpu",
-        model: nn.Module | None = None,
-        first_stages: FirstStages | None = None,
+        **options: Any,
     ) -> None:
         x = split.x
         if x.dtype != np.uint8 or x.ndim != 4:
             raise ValueError(f"Expected images as uint8 [N, C, H, W], got {x.dtype} {x.shape}.")
-        super().__init__(split, device, model, first_stages)
+        super().__init__(split, **options)
         _check_scale(x.shape[1], "channels", mean, std)
         self.augment = Augment() if self.model or augment is None else augment
         _, _, height, width = x.shape
         pad = self.augment.crop_padding
-        images = torch.tensor(x, device=device)
+        images = torch.tensor(x, device=self.device)
         # A view: crops[n, :, top, left] is image n cut at this corner, [C, H, W].
         self._crops = _crops(images, pad, 0)
         #: As crops, with one channel; None if targets are no masks.
@@ -194,8 +192,8 @@ class Images(Examples):
             size = f"[N, {height}, {width}]"
             raise ValueError(f"Expected masks {size}, as images, got {list(split.y.shape)}.")
         self._masks = _crops(self._y[:, None], pad, 255) if masks else None
-        self._mean = torch.tensor(mean, device=device).view(1, -1, 1, 1)
-        self._std = torch.tensor(std, device=device).view(1, -1, 1, 1)
+        self._mean = torch.tensor(mean, device=self.device).view(1, -1, 1, 1)
+        self._std = torch.tensor(std, device=self.device).view(1, -1, 1, 1)
 
     def _drawn(
         self, order: Tensor, sizes: list[int], generator: torch.Generator

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fairflower.models import Classifier, exchanged_arrays
 from fairflower.training.device import float64_on
-from fairflower.training.gradients import Batches, batches_of
+from fairflower.training.gradients import Batches, batches_of, checked_count
 from fairflower.training.modes import at_least_float32, eval_mode
 from fairflower.training.trainer import Trainer
 
@@ -133,8 +133,7 @@ def mean_representation(
     represent = represent or require_classifier(model, "A representation").represent
     with eval_mode(model):
         pairs = [(represent(x), y) for x, y in batches_of(model, data)]
-    if not pairs:
-        raise ValueError("There are no samples to represent. Pass at least one.")
+    checked_count(len(pairs))
     total, count = _class_sums(pairs, 1 + max(int(y.max()) for _, y in pairs))
     held = count > 0
     return {"h": (total[held] / count[held, None]).mean(0).float()}

@@ -120,14 +120,8 @@ def standalone_loss(trainer: Trainer) -> float:
     `MIN_DECREASE` for `PATIENCE` epochs, for at most `EPOCHS` epochs. Later rounds return the same
     value.
     """
-    kept = trainer.state.get(STANDALONE)
-    if kept is None:
-        kept = trainer.state[STANDALONE] = {"loss": np.array(_train_alone(trainer))}
-    return float(kept["loss"])
-
-
-def _train_alone(trainer: Trainer) -> float:
-    """Return the lowest loss over the epochs; the trainer's model is unchanged."""
+    if kept := trainer.state.get(STANDALONE):
+        return float(kept["loss"])
     plain = replace(
         trainer.settings,
         local_epochs=1,
@@ -135,14 +129,8 @@ def _train_alone(trainer: Trainer) -> float:
         logit_adjustment=False,
         precision="float32",
     )
-    alone = Trainer(
-        trainer.model,
-        trainer.data,
-        plain,
-        client_id=trainer.client_id,
-        seed=trainer.seed,
-        device=trainer.device,
-    )
+    ours: dict[str, Any] = {"client_id": trainer.client_id, "seed": trainer.seed}
+    alone = Trainer(trainer.model, trainer.data, plain, device=trainer.device, **ours)
     alone.train_examples = trainer.train_examples
     received = trainer.send()
     lowest = target = trainer.evaluate(trainer.train_examples)["loss"]
@@ -162,6 +150,7 @@ def _train_alone(trainer: Trainer) -> float:
         trainer.load_local_arrays()
         for p in trainer.trainable:
             p.grad = None
+    trainer.state[STANDALONE] = {"loss": np.array(lowest)}
     return lowest
 
 
