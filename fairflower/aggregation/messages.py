@@ -27,7 +27,7 @@ class RoundRequest:
     losses: Mapping[int, float] = field(default_factory=dict)  # that candidates sent, by client
 
 
-@dataclass(frozen=True)
+@dataclass
 class EnrolledClients:
     """The clients that a strategy knows."""
 

@@ -57,7 +57,6 @@ _OTHER_ARRAYS = (
 
 
 def _layout(arrays: Arrays) -> tuple[Any, ...]:
-    """Return the names, shapes and dtypes of arrays, sorted."""
     return tuple(sorted((name, a.shape, a.dtype.str) for name, a in arrays.items()))
 
 
@@ -135,7 +134,6 @@ class Replies:
         self._log(client)
 
     def _log(self, client: int) -> None:
-        """Log why a client is dropped, shortened and without unprintable characters."""
         self.dropped[client] = reason = escaped(self.dropped[client][:_LONGEST_REASON])
         said = self.request.server_round, _without_client(reason, client)
         if self.enrolled.logged.get(client) != said:  # a site may miss training and the test

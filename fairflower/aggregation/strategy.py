@@ -113,14 +113,10 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         names of sites, which messages use; of two sites, both must train, unless ``min_clients`` is
         1. ``testers`` are clients that test and do not train.
         """
-        self._enrolled = replace(
-            self._enrolled,
-            nodes=dict(sorted(nodes.items())),
-            sizes=sizes or {},
-            clients={node: client for client, node in nodes.items()},
-            names=names or {},
-            testers=frozenset(testers),
-        )
+        known = self._enrolled
+        known.nodes, known.sizes = dict(sorted(nodes.items())), sizes or {}
+        known.clients = {node: client for client, node in nodes.items()}
+        known.names, known.testers = names or {}, frozenset(testers)
         self._seed = self.seed = seed
         for exchange in self.exchanges:
             exchange._seed = exchange.seed = seed

@@ -113,7 +113,6 @@ class PlainNetwork(Classifier):
         self.body, self.head = body, head
 
     def features(self, x: Tensor) -> Tensor:
-        """Map examples to the inputs of the last layer, [N, D]."""
         features: Tensor = self.body(x)
         return features
 
@@ -126,7 +125,6 @@ class WholeNetwork(Model):
         self.body = body
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map examples to the outputs of the network."""
         output: Tensor = self.body(x)
         return output
 

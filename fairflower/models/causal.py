@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from fairflower.arguments import Range
 from fairflower.errors import ConfigError
 from fairflower.models import Classifier
+from fairflower.models.small import mean_of_places
 
 
 class GPT(Classifier):
@@ -60,12 +61,6 @@ class GPT(Classifier):
     def represent(self, x: Tensor) -> Tensor:
         """Map token ids to the mean of the vectors at their places, without padding, [N, width]."""
         return mean_of_places(self.features(x), x)
-
-
-def mean_of_places(features: Tensor, x: Tensor) -> Tensor:
-    """Return the mean of features [N, L, D] over places at which x [N, L] is no padding, [N, D]."""
-    there = (x > 0).unsqueeze(-1)
-    return (features * there).sum(1) / there.sum(1).clamp(min=1)
 
 
 class _Block(nn.Module):

@@ -15,7 +15,6 @@ from fairflower.arguments import Range
 from fairflower.arrays import swap_padding
 from fairflower.errors import ConfigError, require
 from fairflower.models import Classifier
-from fairflower.models.causal import mean_of_places
 from fairflower.models.pretrained import (
     BodyClassifier,
     as_rgb,
@@ -25,6 +24,7 @@ from fairflower.models.pretrained import (
     same_for_every_seed,
 )
 from fairflower.models.prompt_vit import PromptViT
+from fairflower.models.small import mean_of_places
 from fairflower.registry import RANDOM_WEIGHTS
 
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -44,7 +44,6 @@ class TimmClassifier(BodyClassifier):
         self.size = size
 
     def features(self, x: Tensor) -> Tensor:
-        """Map normalized images [N, C, H, W] to the pooled features [N, D]."""
         return self.to_head(self.body(resized(as_rgb(x, "A network from timm"), self.size)))
 
 
@@ -131,7 +130,6 @@ vpt_timm = partial(prompt_timm, gc_net=False)
 
 
 def _body(name: str, weights: str, image_size: int) -> nn.Module:
-    """Build a network from timm without its head."""
     require("timm", f"The network {name!r} from timm")
     import timm as library
 
@@ -230,7 +228,6 @@ class HFCausal(BodyClassifier):
         self.vocabulary = vocabulary
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map token ids, int64 [N, L], to logits, [N, L, vocabulary]."""
         logits: Tensor = self.body(**_inputs(x, self.pad), use_cache=False).logits
         pad, most = self.pad, self.vocabulary
         if pad:
@@ -320,7 +317,6 @@ def is_folder(name: str) -> bool:
 
 
 def _without_head(body: nn.Module, prefix: str, labels: int) -> int:
-    """Remove the classifier's last linear layer, and return the layer's number of inputs."""
     linear = ((name, m) for name, m in body.named_modules() if isinstance(m, nn.Linear))
     heads = [(n, m) for n, m in linear if m.out_features == labels and not n.startswith(prefix)]
     if not heads:

@@ -81,12 +81,10 @@ class BodyClassifier(Classifier):
         return self
 
     def to_head(self, features: Tensor) -> Tensor:
-        """Convert features to the dtype of the head."""
         return features.to(self.head.weight.dtype)
 
 
 def _in_float32(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Convert a layer's inputs to float32, as the layer's weights are."""
     return tuple(x.float() for x in inputs)
 
 

@@ -20,7 +20,6 @@ class SMPSegmenter(Segmenter):
         self.body, self.stride = body, stride
 
     def maps(self, x: Tensor) -> Tensor:
-        """Map normalized images to logits of the same height and width."""
         logits: Tensor = self.body(x)
         return logits
 

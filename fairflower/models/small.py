@@ -13,6 +13,26 @@ from fairflower.models import Classifier
 _SMALLEST = 8  # pixels, which three poolings reduce to 1
 
 
+def check_pixels(name: str, height: int, width: int) -> None:
+    """Raise ``ConfigError`` if images are smaller than 8x8 pixels."""
+    if min(height, width) < _SMALLEST:
+        raise ConfigError(
+            f"model.name = {name!r} needs images of at least {_SMALLEST}x{_SMALLEST} pixels, but "
+            f"the images are {height}x{width}. Increase data.image-size."
+        )
+
+
+def norm_layer(kind: Literal["group", "batch"], channels: int) -> nn.Module:
+    """Return batch norm, or group norm with four groups (Wu & He 2018)."""
+    return nn.BatchNorm2d(channels) if kind == "batch" else nn.GroupNorm(4, channels)
+
+
+def mean_of_places(features: Tensor, x: Tensor) -> Tensor:
+    """Return the mean of features [N, L, D] over places at which x [N, L] is no padding, [N, D]."""
+    there = (x > 0).unsqueeze(-1)
+    return (features * there).sum(1) / there.sum(1).clamp(min=1)
+
+
 class CNN(Classifier):
     """Three 3x3 convolutions with 16, 32 and 64 channels, each followed by pooling, norm and ReLU.
 
@@ -33,17 +53,13 @@ class CNN(Classifier):
     ) -> None:
         super().__init__()
         channels, height, width = shape
-        if min(height, width) < _SMALLEST:
-            raise ConfigError(
-                f"model.name = 'cnn' needs images of at least {_SMALLEST}x{_SMALLEST} pixels, but "
-                f"the images are {height}x{width}. Increase data.image-size."
-            )
+        check_pixels("cnn", height, width)
         self.conv1 = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
-        self.norm1 = _norm(norm, 16)
+        self.norm1 = norm_layer(norm, 16)
         self.conv2 = nn.Conv2d(16, 32, 3, padding=1, bias=False)
-        self.norm2 = _norm(norm, 32)
+        self.norm2 = norm_layer(norm, 32)
         self.conv3 = nn.Conv2d(32, 64, 3, padding=1, bias=False)
-        self.norm3 = _norm(norm, 64)
+        self.norm3 = norm_layer(norm, 64)
         self.head = nn.Linear(64 * (height // 8) * (width // 8), num_classes)
 
     def features(self, x: Tensor) -> Tensor:
@@ -52,10 +68,6 @@ class CNN(Classifier):
         x = F.relu(self.norm2(F.max_pool2d(self.conv2(x), 2)))
         x = F.relu(self.norm3(F.max_pool2d(self.conv3(x), 2)))
         return x.flatten(1)
-
-
-def _norm(kind: str, channels: int) -> nn.Module:
-    return nn.BatchNorm2d(channels) if kind == "batch" else nn.GroupNorm(4, channels)
 
 
 class MLP(Classifier):
@@ -81,7 +93,6 @@ class MLP(Classifier):
         self.head = nn.Linear(hidden, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Map normalized features [N, D], or images [N, C, H, W], to [N, hidden]."""
         return self.layer2(self.layer1(x.flatten(1)).relu()).relu()  # type: ignore[no-any-return]
 
 
@@ -110,7 +121,5 @@ class EmbeddingBag(Classifier):
 
     def features(self, x: Tensor) -> Tensor:
         """Map token ids, int64 [N, L], to the mean of their embeddings [N, width]."""
-        there = x > 0
-        # The row of padding is 0 until a strategy adds noise to it.
-        mean: Tensor = (self.tokens(x) * there.unsqueeze(-1)).sum(1)
-        return mean / there.sum(1, keepdim=True).clamp(min=1)
+        # Without padding, whose row is 0 only until a strategy adds noise to it.
+        return mean_of_places(self.tokens(x), x)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -59,21 +59,19 @@ class ClientData:
         x = self.train.x
         return "images" if x.ndim == 4 else "features" if x.dtype.kind == "f" else "tokens"
 
-    def to_validate(self) -> Self:
-        """Return the same data with the validation examples as test examples."""
-        if self.validation is None:
+    def tested_on(self, split: Literal["validation", "train"]) -> Self:
+        """Return the same data with the examples of another split as test examples.
+
+        Raises ``ValueError`` if there are no validation examples.
+        """
+        examples: Split | None = getattr(self, split)
+        if examples is None:
             raise ValueError(
                 "There are no examples for validation: data.validation-fraction and "
                 "data.validation-examples are 0. Set one of them."
             )
-        return replace(self, test=self.validation, groups=self._tested("validation"))
-
-    def to_test_on_training(self) -> Self:
-        """Return the same data with the training examples as test examples."""
-        return replace(self, test=self.train, groups=self._tested("train"))
-
-    def _tested(self, split: str) -> dict[str, NDArray[np.int64]]:
-        return {**self.groups, "test": self.groups[split]} if self.groups else {}
+        groups = {**self.groups, "test": self.groups[split]} if self.groups else {}
+        return replace(self, test=examples, groups=groups)
 
 
 class Examples(ABC):
@@ -106,7 +104,6 @@ class Examples(ABC):
         self._y = torch.tensor(y, device=device)
 
     def __len__(self) -> int:
-        """Return the number of examples."""
         return len(self._y)
 
     def epoch_batches(

@@ -473,7 +473,6 @@ class Trainer(Configurable):
         return examples_of(split, data.mean, data.std, augment, **options)
 
     def __str__(self) -> str:
-        """Return the client's name for error messages."""
         return f"Client {self.client_id}"
 
 
