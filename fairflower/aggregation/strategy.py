@@ -289,10 +289,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         """
         known = self.weighted_by_key, max_test_sizes, num_groups
         check = partial(check_test, *known, scores=scores)
-        request = self._request(MessageType.EVALUATE, server_round)
-        with _keeping(request.arrays):
-            answers = self.new_replies(request).read(replies, check)
-            answers.check_enough()
+        answers = self.new_replies(self._request(MessageType.EVALUATE, server_round))
+        answers.read(replies, check).check_enough()
         return answers.usable
 
     # --- internals -------------------------------------------------------------------

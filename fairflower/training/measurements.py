@@ -31,7 +31,7 @@ from fairflower.models import initial_local_arrays, to_numpy, trainable
 from fairflower.numerics import metrics
 from fairflower.numerics.group_fairness import counts_by_group
 from fairflower.registry.measurements import MEASUREMENTS, load_measurement
-from fairflower.training.batches import batch_sizes
+from fairflower.training.batches import batch_slices
 from fairflower.training.features import mean_representation, require_classifier
 from fairflower.training.fisher import fisher_diagonal
 from fairflower.training.gradients import losses_at, mean_gradient, sharpness
@@ -244,8 +244,9 @@ def measure_received(trainer: Trainer, config: Mapping[str, Any]) -> dict[str, f
             "an array. Choose another strategy."
         )
     if "steps" in requested(config):
-        sizes = batch_sizes(len(trainer.train_examples), trainer.settings.batch_size)
-        numbers["steps"] = float(trainer.settings.local_epochs * len(sizes))
+        size = trainer.settings.batch_size
+        batches = batch_slices(len(trainer.train_examples), size, single=False)
+        numbers["steps"] = float(trainer.settings.local_epochs * len(batches))
     return numbers
 
 
