@@ -105,6 +105,16 @@ class Classifier(Model):
         raise NotImplementedError(f"{type(self).__name__}: define the method first_stage.")
 
 
+def require_classifier(model: nn.Module, who: str) -> Classifier:
+    """Return the model if it is a `Classifier`; raise ``TypeError`` if not."""
+    if not isinstance(model, Classifier):
+        raise TypeError(
+            f"{who} needs the network's features, which {type(model).__name__} does not define. "
+            "Make it a fairflower.models.Classifier that sets head and defines features(x)."
+        )
+    return model
+
+
 class PlainNetwork(Classifier):
     """A network whose last linear layer is ``head``; ``body`` is the rest of it."""
 

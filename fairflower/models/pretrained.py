@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairflower.arguments import Range
 from fairflower.errors import ConfigError, quoted, require
-from fairflower.models import Classifier
+from fairflower.models import PlainNetwork
 
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _EXPECTED = "Expected a .safetensors file, or a .pth file with a state dict of tensors."
 
 
-class BodyClassifier(Classifier):
+class BodyClassifier(PlainNetwork):
     """A classifier with a network from another library as ``body`` and a linear head.
 
     The body maps an input to features [N, width]. Without an adapter, all arrays are trained and
@@ -42,9 +42,7 @@ class BodyClassifier(Classifier):
     """
 
     def __init__(self, body: nn.Module, width: int, num_classes: int) -> None:
-        super().__init__()
-        self.body = body
-        self.head = nn.Linear(width, num_classes)
+        super().__init__(body, nn.Linear(width, num_classes))
         self.frozen = False
 
     def freeze(self) -> None:

@@ -32,7 +32,7 @@ from fairflower.numerics import metrics
 from fairflower.numerics.group_fairness import counts_by_group
 from fairflower.registry.measurements import MEASUREMENTS, load_measurement
 from fairflower.training.batches import batch_slices
-from fairflower.training.features import mean_representation, require_classifier
+from fairflower.training.features import mean_representation
 from fairflower.training.fisher import fisher_diagonal
 from fairflower.training.gradients import losses_at, mean_gradient, sharpness
 from fairflower.training.modes import eval_mode, reproducible, temporarily
@@ -157,7 +157,6 @@ def standalone_loss(trainer: Trainer) -> float:
 def representation(trainer: Trainer) -> dict[str, Tensor]:
     """Return FedGCR's mean representation h~; see `mean_representation`."""
     batches = trainer.train_examples.eval_batches(trainer.eval_batch_size)
-    require_classifier(trainer.model, "A representation")
     return mean_representation(trainer.model, batches, trainer.represent)
 
 

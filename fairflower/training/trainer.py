@@ -22,6 +22,7 @@ from fairflower.models import (
     copy_arrays,
     exchanged_arrays,
     make_dense,
+    require_classifier,
     set_arrays,
     to_numpy,
     trainable,
@@ -281,7 +282,7 @@ class Trainer(Configurable):
 
     def represent(self, x: Tensor) -> Tensor:
         """Return the model's representations of a batch, [B, d]; see `Classifier.represent`."""
-        return self.model.represent(x)  # type: ignore[operator, no-any-return]
+        return require_classifier(self.model, "A representation").represent(x)
 
     def test(self) -> dict[str, float]:
         """Test the model on the client's test examples; return ``eval_loss`` and `evaluate`."""
