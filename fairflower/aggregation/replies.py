@@ -287,25 +287,20 @@ class ReplyCheck:
 
     def parse(self, client: int, content: RecordDict, metrics: MetricRecord) -> Reply:
         """Return a client's parsed reply; ``InvalidReply`` says what is wrong with it."""
-        self._check_size(client, metrics)
-        if not ((state := float(metrics.get("state-round", 0))) >= 0 and state.is_integer()):  # type: ignore[arg-type]
-            raise InvalidReply(f"state-round = {state}: expected a round, an integer >= 0")
         arrays, model_norm = measured_arrays(decode_record(self._model_in(content)), self.received)
         self._check_norm(client, "model", model_norm, self.norm, "the received model has")
-        measured: dict[str, Arrays] = {}
-        examples = float(metrics[self.strategy.weighted_by_key])  # type: ignore[arg-type]
         vectors = self.strategy._array_measurements
-        for name in (*self.strategy._measurements, *self.strategy.reported_metrics):
-            if name in vectors:
-                measured[name] = self._vectors(name, content, examples)
-            else:
-                self._check_number(name, metrics)
+        wanted = (*self.strategy._measurements, *self.strategy.reported_metrics)
+        self.check_numbers(client, metrics, [name for name in wanted if name not in vectors])
         self.check_policy(metrics)
         if "train_loss" in metrics:
             check_finite("train_loss", metrics["train_loss"])
-        for exchange in self.strategy.exchanges:
-            if exchange.returned:
-                measured[exchange.name] = self._returned(exchange, content, examples)
+        if not ((state := float(metrics.get("state-round", 0))) >= 0 and state.is_integer()):  # type: ignore[arg-type]
+            raise InvalidReply(f"state-round = {state}: expected a round, an integer >= 0")
+        examples = float(metrics[self.strategy.weighted_by_key])  # type: ignore[arg-type]
+        measured = {name: self._vectors(name, content, examples) for name in vectors}
+        returned = (exchange for exchange in self.strategy.exchanges if exchange.returned)
+        measured |= {e.name: self._returned(e, content, examples) for e in returned}
         return Reply(content, metrics, arrays, measured)
 
     def read(self, replies: Replies, messages: Iterable[Message]) -> Replies:
@@ -408,10 +403,8 @@ class ReplyCheck:
 
     def _check_number(self, name: str, metrics: MetricRecord) -> None:
         self._check_present(name, "metric", metrics)
-        within = self.strategy.ranges.get(name)
-        if within is None and name in self.strategy._measurements:
-            measured = MEASUREMENTS.assumed(name)
-            within = measured.low, measured.high
+        usual = MEASUREMENTS.assumed(name)
+        within = self.strategy.ranges.get(name, (usual.low, usual.high))
         check_metric(name, metrics[name], within)
 
     def _check_size(self, client: int, metrics: MetricRecord) -> None:
