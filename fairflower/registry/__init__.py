@@ -156,7 +156,7 @@ MODELS = Registry(
         "hf:NAME": "libraries:hf - an image or text classifier or, for next-token, a causal "
         "language model from transformers, in a folder or on the Hugging Face Hub, trained as a "
         "whole or with an adapter",
-        "smp:NAME": "segmenters:smp - a segmentation network from segmentation-models-pytorch "
+        "smp:NAME": "libraries:smp - a segmentation network from segmentation-models-pytorch "
         "(smp:Unet:encoder=resnet18)",
         "prompt-timm:NAME": "libraries:prompt_timm - FedGCR's prompts for a frozen ViT from timm",
         "vpt-timm:NAME": "libraries:vpt_timm - visual prompt tuning of a frozen ViT from timm: "
