@@ -38,7 +38,7 @@ from fairflower.published.image_sets import Digits
 from fairflower.report import Run, read_run, write_summary
 from fairflower.report.summary import read_summary
 from fairflower.training.batches import Examples
-from fairflower.training.trainer import Trainer, prepared_examples
+from fairflower.training.trainer import Trainer
 
 Lie = Literal["labels", "updates", "loss"]
 
@@ -82,7 +82,7 @@ class Liar(Trainer):
         train = self.data.train
         if self.lie:
             train = train._replace(y=9 - train.y)
-        return prepared_examples(self, train, "training", self.data.augment)
+        return self.prepared(train, "training", self.data.augment)
 
     def evaluate(self, examples: Examples) -> dict[str, float]:
         """Return loss and accuracy; the loss of a liar may be false."""

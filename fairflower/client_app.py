@@ -90,10 +90,8 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     run = _settings(config)
     limit_threads(run.client_cpus)
     client_id, federation, data = _place(context, config, run)
-    if config.get("split") == "validation":
-        data = data.to_validate()
-    elif config.get("split") == "train":
-        data = data.to_test_on_training()
+    if (split := config.get("split")) == "validation" or split == "train":
+        data = data.tested_on(split)
     fewest = int(context.node_config.get(FEWEST_EXAMPLES, 0))
     if len(data.train.y) < fewest:
         raise ConfigError(

@@ -46,7 +46,7 @@ _PRIVATE = {
         ("flwr.server", _SECURE, "LegacyContext"),
         ("flwr.server.client_manager", _CLASSIC, "ClientManager"),
         ("flwr.server.client_proxy", _CLASSIC, "ClientProxy"),
-        ("flwr.server.strategy", _CLASSIC, "Strategy"),
+        ("flwr.server.strategy", _CLASSIC, "FedAvg"),
         ("flwr.server.workflow", _SECURE, "SecAggPlusWorkflow"),
         ("flwr.server.workflow.secure_aggregation", _SECURE, "secaggplus_workflow"),
         ("flwr.proto.runtime_pb2", _SITE, "AcquireTaskRequest SendTaskHeartbeatRequest"),

@@ -72,7 +72,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('data.seed=-3', 'data.seed = -3: expected a whole number >= 0.'),
             ('data.folder=/x', "Unknown run config key 'data.folder'. Did you mean 'data.dir'?"),
             ('model.name=resnet', "Unknown model 'resnet'. Did you mean 'resnet18'?"),
-            ('model.name=os:system', "Error: model.name = 'os:system': it cannot be called with (num_classes, shape): too many positional arguments."),
+            ('model.name=os:system', "Error: model.name = 'os:system': it failed with TypeError: system() takes at most 1 argument (2 given)"),
             ('model.name=CNN', "Unknown model 'CNN'. Did you mean 'cnn'?"),
             ('model.weights=imagenet', "model.weights = 'imagenet': cnn does not support pretrained weights. Remove it, or choose prompt-vit-b-16, prompt-vit-tiny, resnet18, vpt-vit-b-16,"),
             ('model.name=resnet18 -s model.weights=/nope.pth', "Error: model.weights = '/nope.pth': file not found. Expected a .safetensors file, or a .pth file with a state dict of tensors."),

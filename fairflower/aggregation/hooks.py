@@ -140,7 +140,6 @@ class StrategyHooks(EarlierNames):
     _config_arguments: tuple[str, ...] | None = None
 
     def _check_config_arguments(self) -> None:
-        """Raise ``ConfigError`` if an argument is neither given nor in the config."""
         for attribute in self._config_arguments or ():
             if getattr(self, attribute) is None:
                 name, (key,) = type(self).__name__, self.config_keys[attribute]
@@ -157,7 +156,6 @@ class StrategyHooks(EarlierNames):
 
     @property
     def _array_measurements(self) -> list[str]:
-        """Those of the measurements that are arrays."""
         return [n for n in self._measurements if MEASUREMENTS.assumed(n).shape != "number"]
 
     @property

@@ -1,19 +1,15 @@
 """A round's messages: the selected clients, and each client's config."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Self
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fairflower.aggregation.exchange import Exchange
 from fairflower.aggregation.hooks import StrategyHooks
-from fairflower.aggregation.participation import Draw
 from fairflower.aggregation.records import check_mergeable, decode_record
-from fairflower.arrays import record_of
-from fairflower.errors import RoundFailed, logger
+from fairflower.errors import logger
 from fairflower.flower_compat import copied, privacy_wrapper
 
 
@@ -28,7 +24,7 @@ class RoundRequest:
     losses: Mapping[int, float] = field(default_factory=dict)  # that candidates sent, by client
 
 
-@dataclass(frozen=True)
+@dataclass
 class EnrolledClients:
     """The clients that a strategy knows."""
 
@@ -48,18 +44,6 @@ class EnrolledClients:
     logged: dict[int, tuple[int, str]] = field(default_factory=dict, compare=False)
     #: Very long vectors of the last round that had any, as text.
     large_norms: list[str] = field(default_factory=list)
-
-    def of(
-        self,
-        nodes: Mapping[int, int],
-        sizes: Mapping[int, int],
-        names: Mapping[int, str],
-        testers: Collection[int],
-    ) -> Self:
-        """Return the same object for these clients, whose nodes are known; see `enroll`."""
-        ordered, clients = dict(sorted(nodes.items())), {n: client for client, n in nodes.items()}
-        known = {"nodes": ordered, "sizes": sizes, "clients": clients, "names": names}
-        return replace(self, testers=frozenset(testers), **known)  # type: ignore[arg-type]
 
     def client_of(self, message: Message) -> int:
         """Return the id of the client that gets a message, or the node id of an unknown client."""
@@ -94,52 +78,6 @@ class EnrolledClients:
             logger.info("Waiting for nodes: %d of %d are connected.", len(nodes), at_least)
             time.sleep(1)
         return {self.clients.get(node, node): node for node in nodes}
-
-    def draw(
-        self,
-        server_round: int,
-        seed: int,
-        fraction: float,
-        at_least: int,
-        nodes: Mapping[int, int],
-        availability: Callable[[int, Collection[int]], list[int]] | None = None,
-    ) -> Draw:
-        """Return the draw of a round; raise ``RoundFailed`` if no client is available.
-
-        It selects the share ``fraction`` of the clients in ``nodes``, and at least ``at_least``.
-        """
-        clients = sorted(nodes)
-        wanted = max(int(len(clients) * fraction + 1e-9), at_least)
-        if availability is not None and not (clients := availability(server_round, clients)):
-            raise RoundFailed(
-                f"Round {server_round}: no client is available. Check participation.availability."
-            )
-        return Draw(server_round, tuple(clients), min(wanted, len(clients)), seed, self.sizes)
-
-    def add_own(
-        self,
-        messages: Iterable[Message],
-        merged_rounds: Mapping[int, int],
-        config_key: str,
-        exchanges: Sequence[Exchange],
-        configs: Iterable[Callable[[int], Mapping[str, float | str]]] = (),
-    ) -> None:
-        """Add what each client needs to find its state, what it is told, and its own arrays.
-
-        A client discards its state from rounds after ``merged-round``. Without enrolled clients,
-        an unknown client gets no such round, because the server may have merged it before a
-        restart.
-        """
-        for message in messages:
-            client = self.client_of(message)
-            last = merged_rounds.get(client, None if self.nodes is None else 0)
-            values: dict[str, float | str] = {} if last is None else {"merged-round": last}
-            for told in configs:
-                values |= told(client)
-            add_client_config(message, config_key, values)
-            own = {e.name: record_of(arrays) for e in exchanges if (arrays := e.arrays_for(client))}
-            if own:  # all messages of a round share their content, so it is copied
-                message.content = RecordDict({**message.content, **own})
 
 
 def add_client_config(message: Message, config_key: str, values: Mapping[str, float | str]) -> None:

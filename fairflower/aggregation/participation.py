@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Cohort
 from fairflower.aggregation.earlier_names import EarlierNames
@@ -33,20 +32,15 @@ class Draw:
         """A new random generator, seeded with the run's seed and the round."""
         return np.random.default_rng([self.seed, self.server_round])
 
-    def shares(self) -> NDArray[np.float64]:
-        """Return each available client's share of the training examples; equal if unknown."""
-        counts = np.array([self.sizes.get(client, 0) for client in self.clients], np.float64)
-        if not counts.sum() > 0:
-            counts = np.ones(len(counts))
-        shares: NDArray[np.float64] = counts / counts.sum()
-        return shares
-
     def weighted(self, size: int) -> list[int]:
         """Draw ``size`` clients without replacement, in proportion to their numbers of examples.
 
         If fewer than ``self.size`` of these numbers are known, other clients follow by id.
         """
-        shares = self.shares()
+        counts = np.array([self.sizes.get(client, 0) for client in self.clients], np.float64)
+        if not counts.sum() > 0:  # none is known: uniformly
+            counts = np.ones(len(counts))
+        shares = counts / counts.sum()
         most = min(size, int(np.count_nonzero(shares)))
         drawn = self.rng.choice(len(self.clients), most, replace=False, p=shares)
         chosen = [self.clients[i] for i in drawn]

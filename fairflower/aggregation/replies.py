@@ -57,7 +57,6 @@ _OTHER_ARRAYS = (
 
 
 def _layout(arrays: Arrays) -> tuple[Any, ...]:
-    """Return the names, shapes and dtypes of arrays, sorted."""
     return tuple(sorted((name, a.shape, a.dtype.str) for name, a in arrays.items()))
 
 
@@ -135,7 +134,6 @@ class Replies:
         self._log(client)
 
     def _log(self, client: int) -> None:
-        """Log why a client is dropped, shortened and without unprintable characters."""
         self.dropped[client] = reason = escaped(self.dropped[client][:_LONGEST_REASON])
         said = self.request.server_round, _without_client(reason, client)
         if self.enrolled.logged.get(client) != said:  # a site may miss training and the test
@@ -289,25 +287,20 @@ class ReplyCheck:
 
     def parse(self, client: int, content: RecordDict, metrics: MetricRecord) -> Reply:
         """Return a client's parsed reply; ``InvalidReply`` says what is wrong with it."""
-        self._check_size(client, metrics)
-        if not ((state := float(metrics.get("state-round", 0))) >= 0 and state.is_integer()):  # type: ignore[arg-type]
-            raise InvalidReply(f"state-round = {state}: expected a round, an integer >= 0")
         arrays, model_norm = measured_arrays(decode_record(self._model_in(content)), self.received)
         self._check_norm(client, "model", model_norm, self.norm, "the received model has")
-        measured: dict[str, Arrays] = {}
-        examples = float(metrics[self.strategy.weighted_by_key])  # type: ignore[arg-type]
         vectors = self.strategy._array_measurements
-        for name in (*self.strategy._measurements, *self.strategy.reported_metrics):
-            if name in vectors:
-                measured[name] = self._vectors(name, content, examples)
-            else:
-                self._check_number(name, metrics)
+        wanted = (*self.strategy._measurements, *self.strategy.reported_metrics)
+        self.check_numbers(client, metrics, [name for name in wanted if name not in vectors])
         self.check_policy(metrics)
         if "train_loss" in metrics:
             check_finite("train_loss", metrics["train_loss"])
-        for exchange in self.strategy.exchanges:
-            if exchange.returned:
-                measured[exchange.name] = self._returned(exchange, content, examples)
+        if not ((state := float(metrics.get("state-round", 0))) >= 0 and state.is_integer()):  # type: ignore[arg-type]
+            raise InvalidReply(f"state-round = {state}: expected a round, an integer >= 0")
+        examples = float(metrics[self.strategy.weighted_by_key])  # type: ignore[arg-type]
+        measured = {name: self._vectors(name, content, examples) for name in vectors}
+        returned = (exchange for exchange in self.strategy.exchanges if exchange.returned)
+        measured |= {e.name: self._returned(e, content, examples) for e in returned}
         return Reply(content, metrics, arrays, measured)
 
     def read(self, replies: Replies, messages: Iterable[Message]) -> Replies:
@@ -327,16 +320,12 @@ class ReplyCheck:
 
     def _drop_odd_shapes(self, replies: Replies) -> None:
         """Drop clients whose arrays differ in shape from those of most clients."""
-        exchanges = [exchange for exchange in self.strategy.exchanges if exchange.returned]
-        shape_functions: dict[str, Callable[[Arrays], tuple[int, ...]]] = {
-            **{exchange.name: exchange.shape_of for exchange in exchanges},
-            **{
-                name: lambda arrays: arrays["h"].shape
-                for name in self.strategy._array_measurements
-                if MEASUREMENTS[name].shape == "vector"
-            },
-        }
-        for name, shape_of in sorted(shape_functions.items()):
+        wanted = self.strategy._array_measurements
+        vectors = [name for name in wanted if MEASUREMENTS[name].shape == "vector"]
+        shapes_of: dict[str, Callable[[Arrays], tuple[int, ...]]]
+        shapes_of = dict.fromkeys(vectors, lambda arrays: arrays["h"].shape)
+        shapes_of |= {e.name: e.shape_of for e in self.strategy.exchanges if e.returned}
+        for name, shape_of in sorted(shapes_of.items()):
             shapes = {k: shape_of(reply.measured[name]) for k, reply in replies.usable.items()}
             usual = mode(sorted(shapes.values()))  # the smallest of equally frequent shapes
             for client, shape in shapes.items():
@@ -414,10 +403,8 @@ class ReplyCheck:
 
     def _check_number(self, name: str, metrics: MetricRecord) -> None:
         self._check_present(name, "metric", metrics)
-        within = self.strategy.ranges.get(name)
-        if within is None and name in self.strategy._measurements:
-            measured = MEASUREMENTS.assumed(name)
-            within = measured.low, measured.high
+        usual = MEASUREMENTS.assumed(name)
+        within = self.strategy.ranges.get(name, (usual.low, usual.high))
         check_metric(name, metrics[name], within)
 
     def _check_size(self, client: int, metrics: MetricRecord) -> None:
@@ -451,19 +438,18 @@ class ReplyCheck:
         raise InvalidReply(f"it has no ArrayRecord {key!r}, only {sorted(records)}")
 
     def _check_present(self, name: str, kind: str, sent: Container[str], reader: str = "") -> None:
-        if name not in sent:
-            remedy = (
-                "must compute the measurements that the message's config lists under 'measure'"
-                if name in self.strategy._measurements
-                else "must report it"
-            )
-            reader = reader or type(self.strategy).__name__
-            raise InvalidReply(
-                f"it sent no {kind} {name!r}, which {reader} needs. The client {remedy}"
-            )
+        if name in sent:
+            return
+        remedy = "The client must report it"
+        if name in self.strategy._measurements:
+            remedy = "The client must compute the measurements that the message's config lists "
+            remedy += "under 'measure'"
+        elif kind == "ArrayRecord":
+            remedy = "Choose a client.name that returns it"
+        reader = reader or type(self.strategy).__name__
+        raise InvalidReply(f"it sent no {kind} {name!r}, which {reader} needs. {remedy}")
 
     def _vectors(self, name: str, content: RecordDict, examples: float) -> Arrays:
-        """Return a measurement that consists of arrays."""
         self._check_present(name, "ArrayRecord", content.array_records)
         kind = MEASUREMENTS[name]
         with _naming_record(name):
@@ -486,12 +472,8 @@ class ReplyCheck:
             raise
 
     def _returned(self, exchange: Exchange, content: RecordDict, examples: float) -> Arrays:
-        """Return a client's arrays for an exchange."""
-        if exchange.name not in content.array_records:
-            raise InvalidReply(
-                f"it sent no ArrayRecord {exchange.name!r}, which the exchange "
-                f"{type(exchange).__name__} needs. Choose a client.name that returns it"
-            )
+        reader = f"the exchange {type(exchange).__name__}"
+        self._check_present(exchange.name, "ArrayRecord", content.array_records, reader)
         with _naming_record(exchange.name):
             arrays = decode_record(content.array_records[exchange.name])
             return exchange.check(arrays, self.trained, examples)

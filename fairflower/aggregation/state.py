@@ -9,7 +9,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -28,57 +28,51 @@ _VALUES: dict[str, Callable[[NDArray[Any]], Any]] = {
 }
 
 
-class StatefulPart(NamedTuple):
-    """An object with attributes that are kept from round to round."""
-
-    kind: str
-    name: str
-    owner: Any
-    attributes: tuple[str, ...]
+#: Kind and name of an object that is kept from round to round -> the object, and its attributes.
+Parts = dict[tuple[str, str], tuple[Any, tuple[str, ...]]]
 
 
-def parts_of(strategy: Any, policy: Any, observers: Sequence[Any]) -> list[StatefulPart]:
+def parts_of(strategy: Any, policy: Any, observers: Sequence[Any]) -> Parts:
     """Return a strategy and the objects that it calls; ``STATE`` names what they keep."""
     watching = [o for o in observers if hasattr(o, "STATE")]
-    return [
-        StatefulPart("rule", "own", strategy, (*strategy.STATE, "merged_rounds")),
-        StatefulPart("participation", "policy", policy, policy.STATE),
-        *(StatefulPart("exchanges", e.name, e, e.STATE) for e in strategy.exchanges),
-        *(StatefulPart("observers", str(i), o, o.STATE) for i, o in enumerate(watching)),
-    ]
+    return {
+        ("rule", "own"): (strategy, (*strategy.STATE, "merged_rounds")),
+        ("participation", "policy"): (policy, policy.STATE),
+        **{("exchanges", e.name): (e, e.STATE) for e in strategy.exchanges},
+        **{("observers", str(i)): (o, o.STATE) for i, o in enumerate(watching)},
+    }
 
 
-def collect_state(parts: Sequence[StatefulPart]) -> Arrays:
+def collect_state(parts: Parts) -> Arrays:
     """Return the attributes of all parts as named arrays."""
     state: dict[str, dict[str, Any]] = {}
-    for kind, name, owner, attributes in parts:
+    for (kind, name), (owner, attributes) in parts.items():
         state.setdefault(kind, {})[name] = {a: getattr(owner, a) for a in attributes}
     return flatten_state(state)
 
 
-def restore_state(parts: Sequence[StatefulPart], state: Mapping[str, NDArray[Any]]) -> None:
+def restore_state(parts: Parts, state: Mapping[str, NDArray[Any]]) -> None:
     """Set the attributes to copies of the values that `collect_state` returned.
 
     Raises ``ValueError``, before anything is changed, if ``state`` has other parts or attributes.
     """
-    saved = unflatten_state({path: np.array(array) for path, array in state.items()})
-    there = {(kind, name) for kind, named in saved.items() for name in named if named[name]}
-    for kind, name in sorted(there - {(part.kind, part.name) for part in parts}):
+    nested = unflatten_state({path: np.array(array) for path, array in state.items()})
+    saved = {(kind, name): kept for kind, named in nested.items() for name, kept in named.items()}
+    for kind, name in sorted(key for key in saved.keys() - parts.keys() if saved[key]):
         raise ValueError(
             f"The saved state has {kind} {name!r}, but the strategy does not. Resume with the "
             "strategy, the exchanges and the version of fairflower that saved it."
         )
-    for kind, name, owner, attributes in parts:
-        values = saved.get(kind, {}).get(name, {})
-        if set(values) != set(attributes):
+    for key, (owner, attributes) in parts.items():
+        if (found := set(saved.get(key, {}))) != set(attributes):
             raise ValueError(
                 f"{type(owner).__name__} keeps {sorted(attributes)} from round to round, but the "
-                f"saved state has {sorted(values)}. Resume with the strategy and the version of "
+                f"saved state has {sorted(found)}. Resume with the strategy and the version of "
                 "fairflower that saved it."
             )
-    for kind, name, owner, _ in parts:
-        for attribute, value in saved.get(kind, {}).get(name, {}).items():
-            setattr(owner, attribute, value)
+    for key, (owner, attributes) in parts.items():
+        for attribute in attributes:
+            setattr(owner, attribute, saved[key][attribute])
 
 
 def flatten_state(state: Mapping[Any, Any], parent: str = "") -> Arrays:

@@ -1,6 +1,6 @@
 """FairStrategy: Flower's FedAvg, but replies are validated and merged as a cohort."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 
 from fairflower.aggregation.cohort import Arrays, Cohort
 from fairflower.aggregation.hooks import Observer, Options, StrategyHooks, checked_options
-from fairflower.aggregation.messages import EnrolledClients, RoundRequest, check_dp_compatible
+from fairflower.aggregation.messages import (
+    EnrolledClients,
+    RoundRequest,
+    add_client_config,
+    check_dp_compatible,
+)
 from fairflower.aggregation.participation import (
     Draw,
     Participation,
@@ -113,7 +118,10 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         names of sites, which messages use; of two sites, both must train, unless ``min_clients`` is
         1. ``testers`` are clients that test and do not train.
         """
-        self._enrolled = self._enrolled.of(nodes, sizes or {}, names or {}, testers)
+        known = self._enrolled
+        known.nodes, known.sizes = dict(sorted(nodes.items())), sizes or {}
+        known.clients = {node: client for client, node in nodes.items()}
+        known.names, known.testers = names or {}, frozenset(testers)
         self._seed = self.seed = seed
         for exchange in self.exchanges:
             exchange._seed = exchange.seed = seed
@@ -162,8 +170,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
                 for message in messages:
                     message.content[exchange.name] = record
         configs = [self.client_config, *(exchange.client_config for exchange in self.exchanges)]
-        key, rounds = self.configrecord_key, self.merged_rounds
-        self._enrolled.add_own(messages, rounds, key, self.exchanges, configs)
+        self._add_own(messages, configs)
         self._requests[MessageType.TRAIN] = RoundRequest(server_round, arrays, messages, len(nodes))
         return messages
 
@@ -198,10 +205,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         if self._enrolled.nodes is None or self.fraction_evaluate == 0.0:
             messages = list(super().configure_evaluate(server_round, arrays, config, grid))
         else:
-            fraction, at_least = self.fraction_evaluate, self.min_evaluate_nodes
-            # Another draw than for training, whose clients' data would make tests look better.
-            seed = derive_seed(self._seed, "evaluate")
-            draw = self._enrolled.draw(server_round, seed, fraction, at_least, self._enrolled.nodes)
+            draw = self._draw(server_round, self._enrolled.nodes, test=True)
             nodes = [self._enrolled.nodes[client] for client in Uniform().choose(draw, {})]
             messages = self._messages(MessageType.EVALUATE, server_round, arrays, config, nodes)
         return self._requested_tests(server_round, arrays, messages)
@@ -217,7 +221,7 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         self, server_round: int, arrays: ArrayRecord, messages: list[Message]
     ) -> list[Message]:
         """Complete a round's evaluate messages, and note that they were requested."""
-        self._enrolled.add_own(messages, self.merged_rounds, self.configrecord_key, self.exchanges)
+        self._add_own(messages)
         self._requests[MessageType.EVALUATE] = RoundRequest(server_round, arrays, messages)
         return messages
 
@@ -286,10 +290,8 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         """
         known = self.weighted_by_key, max_test_sizes, num_groups
         check = partial(check_test, *known, scores=scores)
-        request = self._request(MessageType.EVALUATE, server_round)
-        with _keeping(request.arrays):
-            answers = self.new_replies(request).read(replies, check)
-            answers.check_enough()
+        answers = self.new_replies(self._request(MessageType.EVALUATE, server_round))
+        answers.read(replies, check).check_enough()
         return answers.usable
 
     # --- internals -------------------------------------------------------------------
@@ -341,9 +343,44 @@ class FairStrategy(StrategyHooks, Configurable, flower.FedAvg):
         unset, received = check.unset, check.received
         return merged | {n: np.where(unset[n], received[n], merged[n]) for n in unset}
 
-    def _draw(self, server_round: int, nodes: Mapping[int, int]) -> Draw:
-        size, online = (self.fraction_train, self.min_train_nodes), self._availability
-        return self._enrolled.draw(server_round, self._seed, *size, nodes, online)
+    def _draw(self, server_round: int, nodes: Mapping[int, int], test: bool = False) -> Draw:
+        """Return the draw of a round; raise ``RoundFailed`` if no client is available."""
+        clients, seed, availability = sorted(nodes), self._seed, self._availability
+        fraction, at_least = self.fraction_train, self.min_train_nodes
+        if test:
+            fraction, at_least = self.fraction_evaluate, self.min_evaluate_nodes
+            # Another draw than for training, whose clients' data would make tests look better.
+            seed, availability = derive_seed(seed, "evaluate"), None
+        wanted = max(int(len(clients) * fraction + 1e-9), at_least)
+        if availability is not None and not (clients := availability(server_round, clients)):
+            raise RoundFailed(
+                f"Round {server_round}: no client is available. Check participation.availability."
+            )
+        sizes = self._enrolled.sizes
+        return Draw(server_round, tuple(clients), min(wanted, len(clients)), seed, sizes)
+
+    def _add_own(
+        self,
+        messages: Iterable[Message],
+        configs: Iterable[Callable[[int], Mapping[str, float | str]]] = (),
+    ) -> None:
+        """Add what each client needs to find its state, what it is told, and its own arrays.
+
+        A client discards its state from rounds after ``merged-round``. Without enrolled clients,
+        an unknown client gets no such round, because the server may have merged it before a
+        restart.
+        """
+        for message in messages:
+            client = self._enrolled.client_of(message)
+            last = self.merged_rounds.get(client, None if self._enrolled.nodes is None else 0)
+            values: dict[str, float | str] = {} if last is None else {"merged-round": last}
+            for told in configs:
+                values |= told(client)
+            add_client_config(message, self.configrecord_key, values)
+            own = {e.name: a for e in self.exchanges if (a := e.arrays_for(client))}
+            if own:  # all messages of a round share their content, so it is copied
+                records = {name: record_of(arrays) for name, arrays in own.items()}
+                message.content = RecordDict({**message.content, **records})
 
 
 @contextmanager
@@ -359,7 +396,6 @@ def _keeping(arrays: ArrayRecord | None) -> Iterator[None]:
 def _finite(
     client: int, content: RecordDict, metrics: MetricRecord
 ) -> tuple[RecordDict, MetricRecord]:
-    """Return a reply's content and metrics; raise ``NotFinite`` if a metric is not finite."""
     for key, value in metrics.items():
         check_finite(key, value)
     return content, metrics

@@ -25,13 +25,13 @@ from fairflower.flower_compat import (
     FitRes,
     Parameters,
     Scalar,
-    Strategy,
     ensure_task_identity,
     ndarrays_to_parameters,
     parameters_to_ndarrays,
     proxy_node_id,
     set_ids,
 )
+from fairflower.flower_compat import FedAvg as ClassicFedAvg
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies.fedavg import FedAvg
 
@@ -46,8 +46,8 @@ _NEED_UPDATES = (*_BOUNDS, "exchanges", "_observers")
 TENSOR_TYPE = "numpy.ndarray"
 
 
-class LegacyStrategy(Strategy):  # type: ignore[misc]
-    """A ``flwr.server.strategy.Strategy`` that uses a fairflower strategy.
+class LegacyStrategy(ClassicFedAvg):  # type: ignore[misc]
+    """A ``flwr.server.strategy.FedAvg`` that uses a fairflower strategy.
 
     The strategy gets the same messages as with Flower's message API and computes exactly the same
     results. It selects among all clients of the client manager; a manager's own ``sample`` and
@@ -69,16 +69,11 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
         statistics and are required by exchanges. By default a random client sends the model. In
         this case, and for ``Parameters``, arrays are named "0", "1", ..., and only integer arrays
         are treated as not trained unless the strategy's ``buffers`` names more.
-    fit_metrics_aggregation_fn, evaluate_metrics_aggregation_fn : callable, optional
-        Maps a list of (number of examples, metrics) of the clients to metrics, as in Flower. By
-        default numbers are averaged.
-    on_fit_config_fn, on_evaluate_config_fn : callable, optional
-        Maps the round number to additional values for the clients' config.
-    evaluate_fn : callable, optional
-        Centralized evaluation: maps (round, list of arrays, {}) to (loss, metrics) or None.
-    accept_failures : bool
-        If False, a round in which a client fails leaves the model unchanged, as in Flower. Default
-        True.
+    **options
+        Other arguments of `flwr.server.strategy.FedAvg`: ``evaluate_fn``, ``on_fit_config_fn``,
+        ``on_evaluate_config_fn``, ``fit_metrics_aggregation_fn``,
+        ``evaluate_metrics_aggregation_fn`` (by default numbers are averaged) and
+        ``accept_failures``. The strategy's arguments say how many clients are selected.
 
     Attributes
     ----------
@@ -103,15 +98,7 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
         self,
         strategy: FairStrategy,
         initial_parameters: Mapping[str, NDArray[Any]] | Parameters | None = None,
-        *,
-        fit_metrics_aggregation_fn: Callable[[list[tuple[int, Metrics]]], Metrics] | None = None,
-        evaluate_metrics_aggregation_fn: (
-            Callable[[list[tuple[int, Metrics]]], Metrics] | None
-        ) = None,
-        on_fit_config_fn: Callable[[int], Metrics] | None = None,
-        on_evaluate_config_fn: Callable[[int], Metrics] | None = None,
-        evaluate_fn: Callable[[int, NDArrays, Metrics], tuple[float, Metrics] | None] | None = None,
-        accept_failures: bool = True,
+        **options: Any,
     ) -> None:
         if not isinstance(strategy, FairStrategy):
             raise ConfigError(
@@ -130,17 +117,19 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
                 f"of initial parameters: {{k: v.numpy() for k, v in net.state_dict().items()}}."
             )
         self.strategy = strategy
-        self.fit_metrics_aggregation_fn = fit_metrics_aggregation_fn
-        self.evaluate_metrics_aggregation_fn = evaluate_metrics_aggregation_fn
-        self.on_fit_config_fn = on_fit_config_fn
-        self.on_evaluate_config_fn = on_evaluate_config_fn
-        self.evaluate_fn = evaluate_fn
-        self.accept_failures = accept_failures
         self._names: list[str] | None = None
         if isinstance(initial_parameters, Mapping):
             self._names = list(initial_parameters)
             initial_parameters = _parameters(record_of(initial_parameters))
-        self._initial = initial_parameters
+        super().__init__(
+            fraction_fit=strategy.fraction_train,
+            fraction_evaluate=strategy.fraction_evaluate,
+            min_fit_clients=strategy.min_train_nodes,
+            min_evaluate_clients=strategy.min_evaluate_nodes,
+            min_available_clients=strategy.min_available_nodes,
+            initial_parameters=initial_parameters,
+            **options,
+        )
 
     def __repr__(self) -> str:
         return f"LegacyStrategy({type(self.strategy).__name__})"
@@ -148,23 +137,13 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
     # --- training --------------------------------------------------------------------------
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
-        return self._initial
+        return self.initial_parameters
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
         configure, more = self.strategy.configure_train, self.on_fit_config_fn
         return self._asked(FitIns, configure, more, server_round, parameters, client_manager)
-
-    def num_fit_clients(self, num_available_clients: int) -> tuple[int, int]:
-        """Return how many clients to select, and how many have to be available."""
-        s, share = self.strategy, int(num_available_clients * self.strategy.fraction_train)
-        return max(share, s.min_train_nodes), s.min_available_nodes
-
-    def num_evaluation_clients(self, num_available_clients: int) -> tuple[int, int]:
-        """Return how many clients to select for tests, and how many have to be available."""
-        s, share = self.strategy, int(num_available_clients * self.strategy.fraction_evaluate)
-        return max(share, s.min_evaluate_nodes), s.min_available_nodes
 
     def _asked(
         self,
@@ -299,11 +278,6 @@ class LegacyStrategy(Strategy):  # type: ignore[misc]
         if self.evaluate_metrics_aggregation_fn:
             means = self.evaluate_metrics_aggregation_fn(self._sent_metrics(results))
         return (None if loss is None else float(loss)), means
-
-    def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, Metrics] | None:
-        if self.evaluate_fn is None:
-            return None
-        return self.evaluate_fn(server_round, parameters_to_ndarrays(parameters), {})
 
     def _sent_metrics(
         self, results: Sequence[tuple[ClientProxy, Any]]

@@ -158,6 +158,7 @@ class ModelSpec(Spec):
 
     KEY = "model.name"
     REGISTRY = MODELS
+    REMEDY = "Correct its arguments or its code: it is called with (num_classes, shape)."
 
     @property
     def family(self) -> str:

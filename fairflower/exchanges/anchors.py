@@ -79,24 +79,20 @@ class SemanticAnchors(Exchange):
         return {} if self.anchors is None else {"anchors": self.anchors}
 
     def correct(self, cohort: Cohort, merged: Arrays) -> Arrays:
-        try:
-            weight = merged[f"{self.head}.weight"].astype(np.float64)
-        except KeyError as missing:
-            raise ConfigError(
-                f"The model has no array {missing}: anchors need the last linear layer. Pass its "
-                "name as SemanticAnchors(head=...)."
-            ) from None
+        name = f"{self.head}.weight"
+        weight = merged.get(name, np.empty(0)).astype(np.float64)
         if weight.ndim != 2:
+            found = f"has shape {weight.shape}" if name in merged else "is no array of the model"
             raise ConfigError(
-                f"{self.head}.weight has shape {weight.shape}, but anchors need a linear layer, "
-                "[classes, d]. Pass its name as SemanticAnchors(head=...)."
+                f"{name!r} {found}, but anchors need the last linear layer, [classes, d]. Pass its "
+                "name as SemanticAnchors(head=...)."
             )
         bias = np.asarray(merged.get(f"{self.head}.bias", np.zeros(len(weight))), np.float64)
         learned = self.parameters or initial(weight.shape, self.hidden, self.seed)
         for _ in range(self.epochs):
             _, gradients = anchor_loss(learned, weight, bias, self.alpha, self.tau)
             learned = {name: p - self.lr * gradients[name] for name, p in learned.items()}
-        self.anchors = unit_anchors(learned).astype(np.float32)
+        self.anchors = _forward(learned)["A"].astype(np.float32)
         self.parameters = learned
         return merged
 
@@ -112,11 +108,6 @@ def initial(shape: tuple[int, ...], hidden: int, seed: int) -> dict[str, Array]:
         "W2": random.normal(size=(hidden, d)) / np.sqrt(d),
         "b2": np.zeros(d),
     }
-
-
-def unit_anchors(parameters: dict[str, Array]) -> Array:
-    """Return the anchors A = nor(Theta(R)), [C, d]."""
-    return _forward(parameters)["A"]
 
 
 def anchor_loss(
@@ -155,6 +146,7 @@ def anchor_loss(
 
 
 def _forward(parameters: dict[str, Array]) -> dict[str, Array]:
+    """Return the anchors A = nor(Theta(R)), [C, d], and what their gradient needs."""
     hid = np.maximum(parameters["R"] @ parameters["W1"] + parameters["b1"], 0)
     out = hid @ parameters["W2"] + parameters["b2"]
     norm = np.maximum(np.linalg.norm(out, axis=1, keepdims=True), 1e-12)

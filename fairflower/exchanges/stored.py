@@ -1,8 +1,8 @@
 """Exchanges that store what clients return, or what is merged, and send it back."""
 
 import math
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,11 +88,31 @@ class DynamicRegularizer(Exchange):
         return corrected
 
 
-class PersonalArrays(Exchange):
+class ClientArrays(Exchange):
+    """Base class of exchanges that keep the newest arrays of every client.
+
+    The server keeps them from the client's last cohort, and does not merge them.
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("arrays",)
+
+    def __init__(self) -> None:
+        self.arrays: dict[int, Arrays] = {}  # client -> its arrays
+
+    def joined(self, join: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Arrays:
+        """Return all clients' arrays, joined in the order of client ids; empty without clients."""
+        kept = [self.arrays[client] for client in sorted(self.arrays)]
+        return {name: join([arrays[name] for arrays in kept]) for name in kept[0]} if kept else {}
+
+    def collect(self, cohort: Cohort) -> None:
+        for client, arrays in zip(cohort.client_ids, cohort.measured[self.name], strict=True):
+            self.arrays[client] = {name: np.array(array) for name, array in arrays.items()}
+
+
+class PersonalArrays(ClientArrays):
     """Each client's own arrays, which the server stores and sends back to that client alone.
 
-    Clients return these arrays with the model. The server does not merge them. It stores the newest
-    arrays of each client that has been in a cohort, and adds them to the client's next train or
+    Clients return these arrays with the model, and get their newest arrays with the next train or
     test message. A client that has never been in a cohort gets none, and starts with the network's
     initial values.
 
@@ -104,10 +124,9 @@ class PersonalArrays(Exchange):
 
     name = "personal"
     remedy = "Set client.keep = 'client', so that these arrays do not leave the client"
-    STATE = ("arrays",)
 
     def __init__(self) -> None:
-        self.arrays: dict[int, Arrays] = {}  # client -> its arrays
+        super().__init__()
         self.initial: Arrays | None = None
 
     def prepare(self, local: Arrays) -> None:
@@ -120,12 +139,8 @@ class PersonalArrays(Exchange):
         zeros = {name: np.zeros_like(array) for name, array in arrays.items()}
         return check_arrays(arrays, zeros if self.initial is None else self.initial)
 
-    def collect(self, cohort: Cohort) -> None:
-        for client, arrays in zip(cohort.client_ids, cohort.measured[self.name], strict=True):
-            self.arrays[client] = {name: np.array(array) for name, array in arrays.items()}
 
-
-class AveragedBatches(Exchange):
+class AveragedBatches(ClientArrays):
     """Averages of batches of every client's images and labels (FedMix, Yoon et al., ICLR 2021).
 
     Clients return ``images`` [M, C, H, W] and ``labels`` [M, classes]. The server sends the latest
@@ -134,20 +149,9 @@ class AveragedBatches(Exchange):
 
     name = "averages"
     mean_of = "batch"
-    STATE = ("images", "labels")
-
-    def __init__(self) -> None:
-        self.images: dict[int, NDArray[np.float32]] = {}  # client -> [M, C, H, W]
-        self.labels: dict[int, NDArray[np.float32]] = {}  # client -> [M, classes]
 
     def broadcast(self, server_round: int) -> Arrays:
-        clients = sorted(self.images)
-        if not clients:
-            return {}
-        return {
-            "images": np.concatenate([self.images[k] for k in clients]),
-            "labels": np.concatenate([self.labels[k] for k in clients]),
-        }
+        return self.joined(np.concatenate)
 
     def check(self, arrays: Arrays, trained: Arrays, num_examples: float = math.inf) -> Arrays:
         if set(arrays) != {"images", "labels"}:
@@ -162,12 +166,9 @@ class AveragedBatches(Exchange):
             raise InvalidReply(
                 f"it sent {len(images)} averages, more than its {num_examples:.0f} images"
             )
-        for kept, got in ((self.images, images), (self.labels, labels)):
-            shape = next(iter(kept.values())).shape[1:] if kept else got.shape[1:]
-            if got.shape[1:] != shape:
-                raise InvalidReply(
-                    f"its averages have shape {got.shape[1:]}, but other clients sent {shape}"
-                )
+        shape, kept = self.shape_of(arrays), next(iter(self.arrays.values()), arrays)
+        if shape != (known := self.shape_of(kept)):
+            raise InvalidReply(f"its averages have shape {shape}, but other clients sent {known}")
         for name, array in arrays.items():
             if array.dtype != np.float32 or not np.isfinite(array).all():
                 raise InvalidReply(f"{name!r} holds values that are not finite 32-bit numbers")
@@ -177,11 +178,6 @@ class AveragedBatches(Exchange):
 
     def shape_of(self, arrays: Arrays) -> tuple[int, ...]:
         return (*arrays["images"].shape[1:], *arrays["labels"].shape[1:])
-
-    def collect(self, cohort: Cohort) -> None:
-        for client, arrays in zip(cohort.client_ids, cohort.measured[self.name], strict=True):
-            self.images[client] = np.array(arrays["images"])
-            self.labels[client] = np.array(arrays["labels"])
 
 
 #: Largest count of a class on a client; sums of larger counts would overflow.
@@ -316,7 +312,7 @@ class ClusterPrototypes(Prototypes):
             self.clusters[c] = first_neighbor_means(mean[label == c])[0].astype(np.float32)
 
 
-class ImageStatistics(Exchange):
+class ImageStatistics(ClientArrays):
     """Mean and standard deviation of each channel of every client's images (FedRDN).
 
     Clients return ``statistics`` [2, channels], of images in [0, 1]. The server sends those of all
@@ -325,26 +321,17 @@ class ImageStatistics(Exchange):
 
     name = "statistics"
     mean_of = "client"
-    STATE = ("statistics",)
-
-    def __init__(self) -> None:
-        self.statistics: dict[int, NDArray[np.float32]] = {}  # client -> [2, channels]
 
     def broadcast(self, server_round: int) -> Arrays:
-        known = [self.statistics[k] for k in sorted(self.statistics)]
-        return {self.name: np.stack(known)} if known else {}
+        return self.joined(np.stack)
 
     def check(self, arrays: Arrays, trained: Arrays, num_examples: float = math.inf) -> Arrays:
         pair = arrays.get(self.name, np.zeros(0))
-        shapes = {kept.shape for kept in self.statistics.values()} or {(2, pair.size // 2)}
-        fits = pair.shape in shapes and pair.dtype == np.float32
+        shapes = {a[self.name].shape for a in self.arrays.values()} or {(2, pair.size // 2)}
+        fits = [*arrays] == [self.name] and pair.shape in shapes and pair.dtype == np.float32
         if not (fits and ((pair >= 0) & (pair <= 1)).all() and pair[1].all()):
             raise InvalidReply(f"expected 'statistics', float32 {min(shapes)} in [0, 1], stds > 0")
         return arrays
 
     def shape_of(self, arrays: Arrays) -> tuple[int, ...]:
         return arrays[self.name].shape
-
-    def collect(self, cohort: Cohort) -> None:
-        for client, arrays in zip(cohort.client_ids, cohort.measured[self.name], strict=True):
-            self.statistics[client] = np.array(arrays[self.name])

@@ -1,7 +1,6 @@
 """Building models by name, and their common base class `Classifier`."""
 
 import hashlib
-import inspect
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -106,6 +105,16 @@ class Classifier(Model):
         raise NotImplementedError(f"{type(self).__name__}: define the method first_stage.")
 
 
+def require_classifier(model: nn.Module, who: str) -> Classifier:
+    """Return the model if it is a `Classifier`; raise ``TypeError`` if not."""
+    if not isinstance(model, Classifier):
+        raise TypeError(
+            f"{who} needs the network's features, which {type(model).__name__} does not define. "
+            "Make it a fairflower.models.Classifier that sets head and defines features(x)."
+        )
+    return model
+
+
 class PlainNetwork(Classifier):
     """A network whose last linear layer is ``head``; ``body`` is the rest of it."""
 
@@ -114,7 +123,6 @@ class PlainNetwork(Classifier):
         self.body, self.head = body, head
 
     def features(self, x: Tensor) -> Tensor:
-        """Map examples to the inputs of the last layer, [N, D]."""
         features: Tensor = self.body(x)
         return features
 
@@ -127,7 +135,6 @@ class WholeNetwork(Model):
         self.body = body
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map examples to the outputs of the network."""
         output: Tensor = self.body(x)
         return output
 
@@ -373,19 +380,7 @@ def build(
     chosen.check_fit(KINDS[len(shape)], task)
     given: dict[str, Any] = {"weights": weights} if weights and chosen.pretrained else {}
     given |= {"output": output} if chosen.takes("output") else {}
-    try:
-        if not isinstance(chosen.factory, type):
-            options = {**given, **chosen.args}
-            inspect.signature(chosen.factory).bind(num_classes, shape, **options)
-    except ValueError:  # the function is not written in Python
-        pass
-    except TypeError as error:
-        called = ", ".join(["num_classes", "shape", *options])
-        raise ConfigError(
-            f"model.name = {name!r}: it cannot be called with ({called}): {error}."
-        ) from error
-    # devices=[], because weights are always drawn on the CPU, even if they are moved to a GPU
-    # later.
+    # devices=[], because weights are drawn on the CPU, even if they are moved to a GPU later.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = chosen.make(num_classes, shape, **given)
@@ -397,48 +392,50 @@ def build(
         with chosen.naming_failures():
             initialize_lazy(model, shape)
             if isinstance(model, nn.Module) and not isinstance(model, Model):
-                if len(output) > 1:
-                    model = WholeNetwork(model)
-                else:
-                    model = _with_head(chosen.name, model, _two_examples(shape))
+                whole = len(output) > 1
+                model = WholeNetwork(model) if whole else _with_head(chosen.name, model, shape)
     if not isinstance(model, Model):
         raise ConfigError(f"model.name = {name!r}: expected a network, got {type(model)!r}.")
-    if chosen.name not in MODELS.data and not chosen.family:
-        _check_model(chosen, model, output, shape)
-    if not task.classes:
-        _check_output(chosen, model, output, shape, task)
+    if not (task.classes and (chosen.name in MODELS.data or chosen.family)):
+        _check_model(chosen, model, output, shape, task)
     return model
 
 
-def _check_output(
+def _check_model(
     chosen: ModelSpec, model: Model, output: tuple[int, ...], shape: tuple[int, ...], task: Task
 ) -> None:
-    """Raise ``ConfigError`` if a network's output for two examples does not fit the task."""
+    """Raise ``ConfigError`` or ``UserError`` if a network does not fit two examples.
+
+    A network of a user is also searched for common mistakes.
+    """
     start, x = f"model.name = {chosen.name!r}: {type(model).__name__}", _two_examples(shape)
+    own = chosen.name not in MODELS.data and not chosen.family
+    if own:
+        _check_lists(model, start)
     with chosen.naming_failures(), torch.random.fork_rng(devices=[]), torch.no_grad():
-        logits = model.eval()(x)
-        _check_shape(start, logits, output, shape)
-        problem = task.problem(model, x)
+        make_dense(model)
+        logits, head = model.eval()(x), getattr(model, "head", None)
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        problem = task.problem(model, x) if got == (2, *output) else ""
         model.train()
-    if problem:
-        raise ConfigError(f"{start}: {problem}.")
-
-
-def _check_shape(start: str, logits: Any, output: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """Raise ``ConfigError`` unless logits are those of two examples."""
-    got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if own and len(output) == 1 and not isinstance(head, nn.Linear):
+        raise ConfigError(f"{start}.head is {head!r}, expected a torch.nn.Linear.")
     if got != (2, *output):
         raise ConfigError(
             f"{start} maps two examples of shape {shape} to {got}, expected an output of shape "
             f"{(2, *output)}."
         )
+    if problem:
+        raise ConfigError(f"{start}: {problem}.")
+    if own:
+        with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():
+            model.takes_single = False
+            model.takes_single = model.eval()(x[:1]).shape == (1, *output)
+        model.train()
+        check_exchanged(model, start)
 
 
-def _check_model(
-    chosen: ModelSpec, model: Model, output: tuple[int, ...], shape: tuple[int, ...]
-) -> None:
-    """Raise ``ConfigError`` or ``UserError`` if a user's model does not take two examples."""
-    start = f"model.name = {chosen.name!r}: {type(model).__name__}"
+def _check_lists(model: nn.Module, start: str) -> None:
     found = {id(parameter) for parameter in model.parameters()}
     for name, module in model.named_modules():
         for attribute, value in vars(module).items():
@@ -449,20 +446,6 @@ def _check_model(
                     f"{start}.{f'{name}.' * bool(name)}{attribute} holds layers in a "
                     f"{type(value).__name__}, where PyTorch does not find them. Use nn.ModuleList."
                 )
-    x = _two_examples(shape)
-    with chosen.naming_failures(), torch.random.fork_rng(devices=[]), torch.no_grad():
-        make_dense(model)
-        logits = model.eval()(x)
-        model.train()
-        head = getattr(model, "head", None)
-    if len(output) == 1 and not isinstance(head, nn.Linear):
-        raise ConfigError(f"{start}.head is {head!r}, expected a torch.nn.Linear.")
-    _check_shape(start, logits, output, shape)
-    with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():
-        model.takes_single = False
-        model.takes_single = model.eval()(x[:1]).shape == (1, *output)
-    model.train()
-    check_exchanged(model, start)
 
 
 def check_exchanged(model: nn.Module, start: str) -> None:
@@ -481,7 +464,7 @@ def check_exchanged(model: nn.Module, start: str) -> None:
             raise ConfigError(f"{start}: {name!r} {problem}.")
 
 
-def _with_head(name: str, network: nn.Module, x: Tensor) -> PlainNetwork:
+def _with_head(name: str, network: nn.Module, shape: tuple[int, ...]) -> PlainNetwork:
     """Divide a network into body and head; raise ``ConfigError`` if no linear layer is its last."""
     outputs: list[tuple[str, Tensor]] = []
     linear = {n: m for n, m in network.named_modules() if n and isinstance(m, nn.Linear)}
@@ -489,6 +472,7 @@ def _with_head(name: str, network: nn.Module, x: Tensor) -> PlainNetwork:
         layer.register_forward_hook(lambda *call, n=n: outputs.append((n, call[-1])))
         for n, layer in linear.items()
     ]
+    x = _two_examples(shape)
     with torch.no_grad():
         logits = network.eval()(x)
         for hook in hooks:

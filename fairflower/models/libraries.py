@@ -1,9 +1,10 @@
-"""Networks from timm and transformers: ``model.name = "timm:NAME"`` or ``"hf:NAME"``."""
+"""Networks from libraries: ``model.name = "timm:NAME"``, ``"hf:NAME"`` or ``"smp:NAME"``."""
 
 import difflib
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,6 @@ from fairflower.arguments import Range
 from fairflower.arrays import swap_padding
 from fairflower.errors import ConfigError, require
 from fairflower.models import Classifier
-from fairflower.models.causal import mean_of_places
 from fairflower.models.pretrained import (
     BodyClassifier,
     as_rgb,
@@ -24,6 +24,8 @@ from fairflower.models.pretrained import (
     same_for_every_seed,
 )
 from fairflower.models.prompt_vit import PromptViT
+from fairflower.models.small import mean_of_places
+from fairflower.models.unet import Segmenter
 from fairflower.registry import RANDOM_WEIGHTS
 
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -43,7 +45,6 @@ class TimmClassifier(BodyClassifier):
         self.size = size
 
     def features(self, x: Tensor) -> Tensor:
-        """Map normalized images [N, C, H, W] to the pooled features [N, D]."""
         return self.to_head(self.body(resized(as_rgb(x, "A network from timm"), self.size)))
 
 
@@ -53,12 +54,6 @@ class TimmPromptViT(PromptViT):
     Prompts follow the tokens of the image. If a ViT averages tokens, it averages only the tokens of
     the image.
     """
-
-    def __init__(
-        self, vit: Any, num_classes: int, shape: tuple[int, int, int], gc_net: bool = True
-    ) -> None:
-        vit.hidden_dim = vit.embed_dim
-        super().__init__(vit, num_classes, shape, gc_net)
 
     def _class_token(self, x: Tensor, prompts: Tensor | None = None) -> Tensor:
         vit: Any = self.vit
@@ -126,23 +121,16 @@ def prompt_timm(
             f"deit_*), but this is a {type(body).__name__}. Choose a Vision Transformer, or "
             f"model.name = 'timm:{name}'."
         )
-    return TimmPromptViT(body, num_classes, shape, gc_net)
+    vit: Any = body
+    vit.hidden_dim = vit.embed_dim  # as torchvision calls it
+    return TimmPromptViT(vit, num_classes, shape, gc_net)
 
 
-def vpt_timm(
-    name: str,
-    num_classes: int,
-    shape: tuple[int, int, int],
-    weights: str = "",
-    *,
-    image_size: Annotated[int, Range(0)] = 0,
-) -> TimmPromptViT:
-    """Build the network for ``model.name = "vpt-timm:NAME"``, without GC-Net."""
-    return prompt_timm(name, num_classes, shape, weights, gc_net=False, image_size=image_size)
+#: The network for ``model.name = "vpt-timm:NAME"``, without GC-Net.
+vpt_timm = partial(prompt_timm, gc_net=False)
 
 
 def _body(name: str, weights: str, image_size: int) -> nn.Module:
-    """Build a network from timm without its head."""
     require("timm", f"The network {name!r} from timm")
     import timm as library
 
@@ -241,7 +229,6 @@ class HFCausal(BodyClassifier):
         self.vocabulary = vocabulary
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map token ids, int64 [N, L], to logits, [N, L, vocabulary]."""
         logits: Tensor = self.body(**_inputs(x, self.pad), use_cache=False).logits
         pad, most = self.pad, self.vocabulary
         if pad:
@@ -331,7 +318,6 @@ def is_folder(name: str) -> bool:
 
 
 def _without_head(body: nn.Module, prefix: str, labels: int) -> int:
-    """Remove the classifier's last linear layer, and return the layer's number of inputs."""
     linear = ((name, m) for name, m in body.named_modules() if isinstance(m, nn.Linear))
     heads = [(n, m) for n, m in linear if m.out_features == labels and not n.startswith(prefix)]
     if not heads:
@@ -430,3 +416,60 @@ def _quiet(log: Any) -> Iterator[None]:
         log.set_verbosity(level)
         if bars:
             log.enable_progress_bar()
+
+
+# --- segmentation-models-pytorch ------------------------------------------------------------------
+
+
+class SMPSegmenter(Segmenter):
+    """A network of segmentation-models-pytorch, ``body``."""
+
+    def __init__(self, body: nn.Module, stride: int) -> None:
+        super().__init__()
+        self.body, self.stride = body, stride
+
+    def maps(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.body(x)
+        return logits
+
+
+def smp(
+    name: str,
+    num_classes: int,
+    shape: tuple[int, int, int],
+    weights: str = "",
+    *,
+    encoder: str = "resnet18",
+) -> SMPSegmenter:
+    """Build the network for ``model.name = "smp:NAME"``, such as ``smp:Unet:encoder=resnet18``.
+
+    NAME is one of the library's architectures, for example Unet, UnetPlusPlus, FPN or DeepLabV3Plus
+    and ``encoder`` one of its encoders. ``weights`` are empty or ``random`` for random weights, or
+    a .safetensors or .pth file: the state dict of the encoder, or of the whole network, whose
+    ``segmentation_head`` is ignored.
+
+    Raises ``ConfigError`` if the library does not have this network or the weights belong to
+    another one, and ``NotInstalled`` if segmentation-models-pytorch is not installed.
+    """
+    require("smp", f"The network {name!r} from segmentation-models-pytorch")
+    import segmentation_models_pytorch as library
+
+    sizes = {"in_channels": shape[0], "classes": num_classes}
+    try:
+        body: Any = library.create_model(name, encoder, encoder_weights=None, **sizes)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"model.name = 'smp:{name}:encoder={encoder}': {error.args[0]}"
+        ) from error
+    if weights not in ("", RANDOM_WEIGHTS):
+        arrays = load_weights_file(weights)
+        if any(key.startswith("encoder.") for key in arrays):
+            head = "segmentation_head."
+            arrays |= {k: v for k, v in body.state_dict().items() if k.startswith(head)}
+            copy_into(body, arrays, (), f"smp's {name}", weights)
+        else:
+            copy_into(body.encoder, arrays, ("fc.", "classifier."), f"smp's {encoder}", weights)
+    return SMPSegmenter(body, int(body.encoder.output_stride))
+
+
+vars(smp).update(output_dims=(3,), sent_whole=True)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairflower.arguments import Range
 from fairflower.errors import ConfigError, quoted, require
-from fairflower.models import Classifier
+from fairflower.models import PlainNetwork
 
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _EXPECTED = "Expected a .safetensors file, or a .pth file with a state dict of tensors."
 
 
-class BodyClassifier(Classifier):
+class BodyClassifier(PlainNetwork):
     """A classifier with a network from another library as ``body`` and a linear head.
 
     The body maps an input to features [N, width]. Without an adapter, all arrays are trained and
@@ -41,9 +42,7 @@ class BodyClassifier(Classifier):
     """
 
     def __init__(self, body: nn.Module, width: int, num_classes: int) -> None:
-        super().__init__()
-        self.body = body
-        self.head = nn.Linear(width, num_classes)
+        super().__init__(body, nn.Linear(width, num_classes))
         self.frozen = False
 
     def freeze(self) -> None:
@@ -80,12 +79,10 @@ class BodyClassifier(Classifier):
         return self
 
     def to_head(self, features: Tensor) -> Tensor:
-        """Convert features to the dtype of the head."""
         return features.to(self.head.weight.dtype)
 
 
 def _in_float32(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Convert a layer's inputs to float32, as the layer's weights are."""
     return tuple(x.float() for x in inputs)
 
 
@@ -169,25 +166,16 @@ def _matching(body: nn.Module, targets: str) -> list[str]:
         wanted = target.strip()
         matches = [name for name in layers if f".{name}".endswith(f".{wanted}") and wanted]
         if not matches:
+            # The last part of a name or, if it is a number, the last two.
+            last_parts = (re.search(r"([^.]+\.)?\d+$|[^.]+$", name) for name in layers)
+            called = ", ".join(dict.fromkeys(part[0] for part in last_parts if part))
+            none = "none (the network has neither linear layers nor convolutions)"
             raise ConfigError(
                 f"model.adapter: targets = {quoted(targets)}: no layer is called {quoted(wanted)}. "
-                f"Choose from {_last_parts(layers)}; or set targets = all, for all linear layers."
+                f"Choose from {called or none}; or set targets = all, for all linear layers."
             )
         chosen += matches
     return chosen
-
-
-def _last_parts(names: Iterable[str]) -> str:
-    """Return the last parts of names; if the last part is a number, include the part before it.
-
-    >>> _last_parts(["a.0.query", "a.1.query", "a.conv.0"])
-    'query, conv.0'
-    """
-    parts: dict[str, None] = {}
-    for name in names:
-        *above, last = name.split(".")
-        parts[f"{above[-1]}.{last}" if last.isdigit() and above else last] = None
-    return ", ".join(parts) or "none (the network has neither linear layers nor convolutions)"
 
 
 def decode_json_weights(text: str) -> dict[str, Tensor]:

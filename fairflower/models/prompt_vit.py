@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -111,12 +111,10 @@ class PromptViT(Classifier):
         return self.first_stage(x) if self.gc_net is None else self.type_prompt(x)
 
     def exchanged_arrays(self) -> dict[str, Tensor]:
-        """Return all arrays except the transformer's."""
         state = self.state_dict()
         return {name: array for name, array in state.items() if not name.startswith("vit.")}
 
     def train(self, mode: bool = True) -> PromptViT:
-        """Set the mode of all layers except the transformer, which stays in eval mode."""
         super().train(mode)
         self.vit.eval()
         return self
@@ -148,13 +146,13 @@ def prompt_vit_tiny(
             "model.weights empty for the included weights, or set it to a file."
         )
     arrays = load_weights_file(weights) if weights else _shipped()
-    kind = "fairflower.models.prompt_vit.vit_tiny"
-    return _built(vit_tiny(), arrays, kind, weights, num_classes, shape, gc_net)
+    model = PromptViT(vit_tiny(), num_classes, shape, gc_net)
+    copy_into(model.vit, arrays, "heads.", "fairflower.models.prompt_vit.vit_tiny", weights)
+    return model
 
 
-def vpt_vit_tiny(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
-    """Build ``vpt-vit-tiny``, without GC-Net; it has 1,802 trained parameters."""
-    return prompt_vit_tiny(num_classes, shape, weights, gc_net=False)
+#: ``vpt-vit-tiny`` is ``prompt-vit-tiny`` without GC-Net; it has 1,802 trained parameters.
+vpt_vit_tiny = partial(prompt_vit_tiny, gc_net=False)
 
 
 def prompt_vit_b_16(
@@ -167,13 +165,14 @@ def prompt_vit_b_16(
     """
     from torchvision.models import ViT_B_16_Weights, vit_b_16
 
-    arrays, kind = load_weights(weights, ViT_B_16_Weights.IMAGENET1K_V1), "torchvision's vit_b_16"
-    return _built(vit_b_16(), arrays, kind, weights, num_classes, shape, gc_net)
+    arrays = load_weights(weights, ViT_B_16_Weights.IMAGENET1K_V1)
+    model = PromptViT(vit_b_16(), num_classes, shape, gc_net)
+    copy_into(model.vit, arrays, "heads.", "torchvision's vit_b_16", weights)
+    return model
 
 
-def vpt_vit_b_16(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
-    """Build ``vpt-vit-b-16``, without GC-Net; it has 10,762 trained parameters."""
-    return prompt_vit_b_16(num_classes, shape, weights, gc_net=False)
+#: ``vpt-vit-b-16`` is ``prompt-vit-b-16`` without GC-Net; it has 10,762 trained parameters.
+vpt_vit_b_16 = partial(prompt_vit_b_16, gc_net=False)
 
 
 def vit_tiny(num_classes: int = 1) -> VisionTransformer:
@@ -203,11 +202,3 @@ def _shipped() -> dict[str, Tensor]:
     """Return the included weights of the tiny ViT (3 MB); cached, because decoding is slow."""
     file = resources.files(__package__).joinpath("vit_tiny.json")
     return decode_json_weights(file.read_text(encoding="ascii"))
-
-
-def _built(
-    vit: VisionTransformer, arrays: dict[str, Tensor], kind: str, source: str, *options: Any
-) -> PromptViT:
-    vit.heads = nn.Identity()
-    copy_into(vit, arrays, "heads.", kind, source)
-    return PromptViT(vit, *options)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from fairflower.arguments import Range
 from fairflower.errors import ConfigError
 from fairflower.models import Model
+from fairflower.models.small import check_pixels, norm_layer
 
 
 class Segmenter(Model):
@@ -31,7 +32,6 @@ class Segmenter(Model):
         raise NotImplementedError(f"{type(self).__name__}: define the method maps.")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map normalized images [N, C, H, W] to logits [N, classes, H, W]."""
         height, width = x.shape[2:]
         right, below = -width % self.stride, -height % self.stride
         if right or below:
@@ -65,11 +65,7 @@ class UNet(Segmenter):
     ) -> None:
         super().__init__()
         channels, *size = shape
-        if min(size) < 8:
-            raise ConfigError(
-                f"model.name = 'unet' needs images of at least 8x8 pixels, but the images are "
-                f"{size[0]}x{size[1]}. Increase data.image-size."
-            )
+        check_pixels("unet", *size)
         if width % 4:
             raise ConfigError(
                 f"model.name = 'unet:width={width}': expected a multiple of 4, the number of "
@@ -83,7 +79,6 @@ class UNet(Segmenter):
         self.last = nn.Conv2d(width, num_classes, 1)
 
     def maps(self, x: Tensor) -> Tensor:
-        """Map normalized images to logits of the same height and width."""
         *shallow, deepest = self.down
         kept = []
         for block in shallow:
@@ -96,13 +91,13 @@ class UNet(Segmenter):
         return logits
 
 
-def _block(inputs: int, outputs: int, norm: str) -> nn.Sequential:
+def _block(inputs: int, outputs: int, norm: Literal["group", "batch"]) -> nn.Sequential:
     """Return two 3x3 convolutions, each with norm and ReLU."""
     layers: list[nn.Module] = []
     for n in (inputs, outputs):
         layers += [
             nn.Conv2d(n, outputs, 3, padding=1, bias=False),
-            nn.BatchNorm2d(outputs) if norm == "batch" else nn.GroupNorm(4, outputs),
+            norm_layer(norm, outputs),
             nn.ReLU(),
         ]
     return nn.Sequential(*layers)

@@ -54,7 +54,6 @@ class PowerOfChoice(Participation):
 
     @property
     def reported_metrics(self) -> tuple[str, ...]:
-        """``train_loss`` with ``loss = "train"``, otherwise nothing."""
         return ("train_loss",) if self.loss == "train" else ()
 
     def candidates(self, draw: Draw) -> Sequence[int]:
@@ -79,7 +78,6 @@ class PowerOfChoice(Participation):
         return sorted(order[: draw.size])
 
     def merged(self, server_round: int, train_losses: Mapping[int, float]) -> None:
-        """Store the training losses of the merged clients."""
         self.train_losses |= train_losses
 
     def _candidates(self, draw: Draw) -> list[int]:
@@ -112,7 +110,6 @@ class ByExamples(Participation):
     """
 
     def choose(self, draw: Draw, losses: Mapping[int, float]) -> list[int]:
-        """Return the ids of the drawn clients, ascending."""
         return draw.weighted(draw.size)
 
 
@@ -134,7 +131,6 @@ class RoundRobin(Participation):
         self.last_chosen: dict[int, int] = {}
 
     def choose(self, draw: Draw, losses: Mapping[int, float]) -> list[int]:
-        """Return the ids of the clients that were selected longest ago, ascending."""
         order = sorted(draw.clients, key=lambda client: (self.last_chosen.get(client, 0), client))
         chosen = order[: draw.size]
         self.last_chosen |= dict.fromkeys(chosen, draw.server_round)

@@ -133,7 +133,7 @@ MODELS = Registry(
         "images of any size",
         "embedding-bag": "small:EmbeddingBag - a linear classifier on the mean of 64-dimensional "
         "token embeddings (embedding-bag:width=64), for token ids",
-        "gpt": "causal:GPT - a causal transformer with two layers of 64 dimensions "
+        "gpt": "small:GPT - a causal transformer with two layers of 64 dimensions "
         "(gpt:width=64:layers=2:heads=4), for next-token; 137 k parameters on bytes",
         "resnet10": "resnet:resnet10 - the papers' ResNet-10, 4.9 M parameters",
         "resnet12": "resnet:resnet12 - the papers' ResNet-12, 5.0 M parameters",
@@ -156,7 +156,7 @@ MODELS = Registry(
         "hf:NAME": "libraries:hf - an image or text classifier or, for next-token, a causal "
         "language model from transformers, in a folder or on the Hugging Face Hub, trained as a "
         "whole or with an adapter",
-        "smp:NAME": "segmenters:smp - a segmentation network from segmentation-models-pytorch "
+        "smp:NAME": "libraries:smp - a segmentation network from segmentation-models-pytorch "
         "(smp:Unet:encoder=resnet18)",
         "prompt-timm:NAME": "libraries:prompt_timm - FedGCR's prompts for a frozen ViT from timm",
         "vpt-timm:NAME": "libraries:vpt_timm - visual prompt tuning of a frozen ViT from timm: "

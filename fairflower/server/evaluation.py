@@ -27,7 +27,7 @@ from fairflower.server.folder import RunFolder
 from fairflower.server.history import ADAPTED, ALL, LEVELS, OVERALL, WORST_CLIENT
 from fairflower.server.registration import ClientRegistry
 from fairflower.tasks import Targets
-from fairflower.training.batches import Examples, eval_slices, examples_of
+from fairflower.training.batches import Examples, batch_slices, examples_of
 from fairflower.training.build import build_model
 from fairflower.training.device import choose_device, float64_on, out_of_memory
 from fairflower.training.modes import layers_with_statistics, target_statistics
@@ -178,7 +178,7 @@ class CentralizedEvaluator:
         if (domain, split) not in self._tests:
             data, size = self.federation, self.batch_size
             x, y = data.test(domain, split)
-            rows = eval_slices(len(y), size, self.model.takes_single)
+            rows = batch_slices(len(y), size, self.model.takes_single)
             pieces = [Split(x[part], y[part]) for part in rows]
             self._tests[domain, split] = [
                 examples_of(piece, data.mean, data.std, device=self.device, model=self.model)

@@ -77,7 +77,6 @@ class Task(Configurable):
     first_label: ClassVar[int] = 0
 
     def __str__(self) -> str:
-        """Return the task's name for messages."""
         return type(self).__name__
 
     @property

@@ -97,7 +97,6 @@ def evaluate_round(
 
 
 def _keeps_model(config: Mapping[str, Any]) -> bool:
-    """Return whether a train message asks for a model that stays with the client."""
     return config.get("reference") == "alone"
 
 
@@ -198,7 +197,6 @@ def make_client_app(
 def _train_reply(
     trainer: Trainer, config: ConfigRecord, message: Message, context: Context
 ) -> Message:
-    """Train, and return the reply to a message of type ``train``."""
     if (privacy := PrivacyConfig.from_flat(config)).on:
         received = arrays_of(message.content.array_records["arrays"])
         arrays: dict[str, Arrays] = {}
@@ -264,7 +262,6 @@ def _evaluate_reply(
 def _prepare(
     trainer_fn: Callable[[Context, ConfigRecord], Trainer], message: Message, context: Context
 ) -> tuple[Trainer, ConfigRecord]:
-    """Return the node's trainer, with the message's arrays, and the message's config."""
     content = message.content
     arrays = {name: arrays_of(record) for name, record in content.array_records.items()}
     if "arrays" not in arrays:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -59,21 +59,19 @@ class ClientData:
         x = self.train.x
         return "images" if x.ndim == 4 else "features" if x.dtype.kind == "f" else "tokens"
 
-    def to_validate(self) -> Self:
-        """Return the same data with the validation examples as test examples."""
-        if self.validation is None:
+    def tested_on(self, split: Literal["validation", "train"]) -> Self:
+        """Return the same data with the examples of another split as test examples.
+
+        Raises ``ValueError`` if there are no validation examples.
+        """
+        examples: Split | None = getattr(self, split)
+        if examples is None:
             raise ValueError(
                 "There are no examples for validation: data.validation-fraction and "
                 "data.validation-examples are 0. Set one of them."
             )
-        return replace(self, test=self.validation, groups=self._tested("validation"))
-
-    def to_test_on_training(self) -> Self:
-        """Return the same data with the training examples as test examples."""
-        return replace(self, test=self.train, groups=self._tested("train"))
-
-    def _tested(self, split: str) -> dict[str, NDArray[np.int64]]:
-        return {**self.groups, "test": self.groups[split]} if self.groups else {}
+        groups = {**self.groups, "test": self.groups[split]} if self.groups else {}
+        return replace(self, test=examples, groups=groups)
 
 
 class Examples(ABC):
@@ -106,7 +104,6 @@ class Examples(ABC):
         self._y = torch.tensor(y, device=device)
 
     def __len__(self) -> int:
-        """Return the number of examples."""
         return len(self._y)
 
     def epoch_batches(
@@ -120,12 +117,13 @@ class Examples(ABC):
         numbers come from ``generator``, on the CPU, so that they are the same on every device.
         """
         order = torch.randperm(len(self), generator=generator)
-        for x, y, index in self._drawn(order, batch_sizes(len(self), batch_size), generator):
+        batches = batch_slices(len(self), batch_size, single=False)
+        for x, y, index in self._drawn(order, batches, generator):
             yield self._with_first_stage(x, index), y
 
     def eval_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of all examples in order, without augmentation."""
-        for rows in eval_slices(len(self), batch_size, self._single):
+        for rows in batch_slices(len(self), batch_size, self._single):
             yield self._with_first_stage(self._originals(rows), rows), self._y[rows]
 
     @abstractmethod
@@ -133,10 +131,11 @@ class Examples(ABC):
         """Return the examples of these rows, normalized and not augmented."""
 
     def _drawn(
-        self, order: Tensor, sizes: list[int], generator: torch.Generator
+        self, order: Tensor, batches: list[slice], generator: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield batches of these sizes in this order: examples, targets and indices of the rows."""
-        for index in torch.split(order.to(self.device), sizes):
+        """Yield these parts of an order of the rows: examples, targets and indices of the rows."""
+        order = order.to(self.device)
+        for index in map(order.__getitem__, batches):
             yield self._originals(index), self._y[index], index
 
     def _with_first_stage(self, x: Tensor, rows: Tensor | slice) -> Tensor:
@@ -173,19 +172,17 @@ class Images(Examples):
         mean: tuple[float, ...],
         std: tuple[float, ...],
         augment: Augment | None = None,
-        device: str | torch.device = "cpu",
-        model: nn.Module | None = None,
-        first_stages: FirstStages | None = None,
+        **options: Any,
     ) -> None:
         x = split.x
         if x.dtype != np.uint8 or x.ndim != 4:
             raise ValueError(f"Expected images as uint8 [N, C, H, W], got {x.dtype} {x.shape}.")
-        super().__init__(split, device, model, first_stages)
+        super().__init__(split, **options)
         _check_scale(x.shape[1], "channels", mean, std)
         self.augment = Augment() if self.model or augment is None else augment
         _, _, height, width = x.shape
         pad = self.augment.crop_padding
-        images = torch.tensor(x, device=device)
+        images = torch.tensor(x, device=self.device)
         # A view: crops[n, :, top, left] is image n cut at this corner, [C, H, W].
         self._crops = _crops(images, pad, 0)
         #: As crops, with one channel; None if targets are no masks.
@@ -194,17 +191,18 @@ class Images(Examples):
             size = f"[N, {height}, {width}]"
             raise ValueError(f"Expected masks {size}, as images, got {list(split.y.shape)}.")
         self._masks = _crops(self._y[:, None], pad, 255) if masks else None
-        self._mean = torch.tensor(mean, device=device).view(1, -1, 1, 1)
-        self._std = torch.tensor(std, device=device).view(1, -1, 1, 1)
+        self._mean = torch.tensor(mean, device=self.device).view(1, -1, 1, 1)
+        self._std = torch.tensor(std, device=self.device).view(1, -1, 1, 1)
 
     def _drawn(
-        self, order: Tensor, sizes: list[int], generator: torch.Generator
+        self, order: Tensor, batches: list[slice], generator: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         n = len(order)
         top, left = torch.randint(2 * self.augment.crop_padding + 1, (2, n), generator=generator)
         flip = torch.rand(n, generator=generator) < 0.5
         draws = [draw.to(self.device) for draw in (order, top, left, flip)]
-        for index, i, j, flipped in zip(*(torch.split(draw, sizes) for draw in draws), strict=True):
+        for rows in batches:
+            index, i, j, flipped = (draw[rows] for draw in draws)
             x, y = self._crops[index, :, i, j], self._y[index]
             masks = None if self._masks is None else self._masks[index, :, i, j]
             if self.augment.horizontal_flip:
@@ -274,20 +272,13 @@ def examples_of(
     return Vectors(split, mean, std, **options)
 
 
-def batch_sizes(n: int, batch_size: int) -> list[int]:
-    """Return the sizes of the training batches for n examples.
+def batch_slices(n: int, batch_size: int, single: bool) -> list[slice]:
+    """Return the rows of n examples in batches; a last one is joined to others if not ``single``.
 
-    >>> batch_sizes(10, 4), batch_sizes(9, 4), batch_sizes(1, 4), batch_sizes(3, 1)
-    ([4, 4, 2], [4, 5], [1], [1, 1, 1])
-    """
-    return [rows.stop - rows.start for rows in eval_slices(n, batch_size, single=False)]
-
-
-def eval_slices(n: int, batch_size: int, single: bool = True) -> list[slice]:
-    """Return the rows of the test batches; a last one is joined to the others if not ``single``.
-
-    >>> [rows.stop for rows in eval_slices(5, 2)], [r.stop for r in eval_slices(5, 2, single=False)]
-    ([2, 4, 5], [2, 5])
+    >>> [rows.stop for rows in batch_slices(5, 2, single=True)]
+    [2, 4, 5]
+    >>> [rows.stop for rows in batch_slices(5, 2, single=False)]
+    [2, 5]
     """
     starts = range(0, n, batch_size)
     if not single and n % batch_size == 1:

@@ -148,7 +148,6 @@ def _folder(trainer: Trainer, config: Mapping[str, Any]) -> Path | None:
 
 
 def _files(folder: Path | None) -> dict[int, Path]:
-    """Return the state files in a folder, by round."""
     paths = folder.glob("round-*.safetensors") if folder else ()
     return {int(path.stem.removeprefix("round-")): path for path in paths}
 

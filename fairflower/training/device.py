@@ -42,17 +42,14 @@ def choose_device(name: str = "auto", *, option: str = "") -> torch.device:
         forbidden = granted is not None and granted <= 0
         return torch.device("cuda" if torch.cuda.is_available() and not forbidden else "cpu")
     device = torch.device(name)
+    remedy = f"Use {option} auto." if option else "Use train.device = 'auto'."
     if device.type == "mps" and not torch.backends.mps.is_available():
-        remedy = f"{option} auto" if option else "train.device = 'auto'"
-        raise ConfigError(f"{given}: PyTorch finds no Apple GPU on this machine. Use {remedy}.")
+        raise ConfigError(f"{given}: PyTorch finds no Apple GPU on this machine. {remedy}")
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
-            remedy = "train.device = 'auto', or grant clients a GPU (client-gpus, on Ray)"
-            raise ConfigError(
-                f"{given}: this process sees {count} CUDA device(s). "
-                f"Use {f'{option} auto' if option else remedy}."
-            )
+            grant = "" if option else " Or grant clients a GPU (client-gpus, on Ray)."
+            raise ConfigError(f"{given}: this process sees {count} CUDA device(s). {remedy}{grant}")
     return device
 
 

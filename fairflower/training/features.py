@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fairflower.models import Classifier, exchanged_arrays
+from fairflower.models import Classifier, exchanged_arrays, require_classifier
 from fairflower.training.device import float64_on
-from fairflower.training.gradients import Batches, batches_of
+from fairflower.training.gradients import Batches, batches_of, checked_count
 from fairflower.training.modes import at_least_float32, eval_mode
 from fairflower.training.trainer import Trainer
 
@@ -133,8 +133,7 @@ def mean_representation(
     represent = represent or require_classifier(model, "A representation").represent
     with eval_mode(model):
         pairs = [(represent(x), y) for x, y in batches_of(model, data)]
-    if not pairs:
-        raise ValueError("There are no samples to represent. Pass at least one.")
+    checked_count(len(pairs))
     total, count = _class_sums(pairs, 1 + max(int(y.max()) for _, y in pairs))
     held = count > 0
     return {"h": (total[held] / count[held, None]).mean(0).float()}
@@ -150,16 +149,6 @@ def _class_sums(pairs: Iterable[tuple[Tensor, Tensor]], classes: int) -> tuple[T
         total = total + members.T @ z.to(wide)
         count = count + members.sum(0)
     return total, count
-
-
-def require_classifier(model: nn.Module, who: str) -> Classifier:
-    """Return the model if it is a `Classifier`; raise ``TypeError`` if not."""
-    if not isinstance(model, Classifier):
-        raise TypeError(
-            f"{who} needs the network's features, which {type(model).__name__} does not define. "
-            "Make it a fairflower.models.Classifier that sets head and defines features(x)."
-        )
-    return model
 
 
 class _Features(nn.Module):

@@ -31,8 +31,8 @@ from fairflower.models import initial_local_arrays, to_numpy, trainable
 from fairflower.numerics import metrics
 from fairflower.numerics.group_fairness import counts_by_group
 from fairflower.registry.measurements import MEASUREMENTS, load_measurement
-from fairflower.training.batches import batch_sizes
-from fairflower.training.features import mean_representation, require_classifier
+from fairflower.training.batches import batch_slices
+from fairflower.training.features import mean_representation
 from fairflower.training.fisher import fisher_diagonal
 from fairflower.training.gradients import losses_at, mean_gradient, sharpness
 from fairflower.training.modes import eval_mode, reproducible, temporarily
@@ -120,14 +120,8 @@ def standalone_loss(trainer: Trainer) -> float:
     `MIN_DECREASE` for `PATIENCE` epochs, for at most `EPOCHS` epochs. Later rounds return the same
     value.
     """
-    kept = trainer.state.get(STANDALONE)
-    if kept is None:
-        kept = trainer.state[STANDALONE] = {"loss": np.array(_train_alone(trainer))}
-    return float(kept["loss"])
-
-
-def _train_alone(trainer: Trainer) -> float:
-    """Return the lowest loss over the epochs; the trainer's model is unchanged."""
+    if kept := trainer.state.get(STANDALONE):
+        return float(kept["loss"])
     plain = replace(
         trainer.settings,
         local_epochs=1,
@@ -135,14 +129,8 @@ def _train_alone(trainer: Trainer) -> float:
         logit_adjustment=False,
         precision="float32",
     )
-    alone = Trainer(
-        trainer.model,
-        trainer.data,
-        plain,
-        client_id=trainer.client_id,
-        seed=trainer.seed,
-        device=trainer.device,
-    )
+    ours: dict[str, Any] = {"client_id": trainer.client_id, "seed": trainer.seed}
+    alone = Trainer(trainer.model, trainer.data, plain, device=trainer.device, **ours)
     alone.train_examples = trainer.train_examples
     received = trainer.send()
     lowest = target = trainer.evaluate(trainer.train_examples)["loss"]
@@ -162,13 +150,13 @@ def _train_alone(trainer: Trainer) -> float:
         trainer.load_local_arrays()
         for p in trainer.trainable:
             p.grad = None
+    trainer.state[STANDALONE] = {"loss": np.array(lowest)}
     return lowest
 
 
 def representation(trainer: Trainer) -> dict[str, Tensor]:
     """Return FedGCR's mean representation h~; see `mean_representation`."""
     batches = trainer.train_examples.eval_batches(trainer.eval_batch_size)
-    require_classifier(trainer.model, "A representation")
     return mean_representation(trainer.model, batches, trainer.represent)
 
 
@@ -255,8 +243,9 @@ def measure_received(trainer: Trainer, config: Mapping[str, Any]) -> dict[str, f
             "an array. Choose another strategy."
         )
     if "steps" in requested(config):
-        sizes = batch_sizes(len(trainer.train_examples), trainer.settings.batch_size)
-        numbers["steps"] = float(trainer.settings.local_epochs * len(sizes))
+        size = trainer.settings.batch_size
+        batches = batch_slices(len(trainer.train_examples), size, single=False)
+        numbers["steps"] = float(trainer.settings.local_epochs * len(batches))
     return numbers
 
 

@@ -22,6 +22,7 @@ from fairflower.models import (
     copy_arrays,
     exchanged_arrays,
     make_dense,
+    require_classifier,
     set_arrays,
     to_numpy,
     trainable,
@@ -39,8 +40,66 @@ from fairflower.training.modes import (
 )
 
 
-class TrainerSpec(Configurable):
-    """Declarations of a trainer, as class attributes and class methods."""
+class Trainer(Configurable):
+    """Base class of all trainers; on its own, it does plain local training.
+
+    A round is ``receive(arrays)``, ``train(server_round)``, ``send()``. The result depends only on
+    the received arrays, ``shared``, ``state``, the data, the settings, the seed, the client id and
+    the round. It does not depend on the worker, nor on earlier calls. `make_client_app` runs rounds
+    for Flower's messages, and `fairflower.classic.client.NumPyTrainer` for classic apps.
+
+    A method is a subclass that overrides some of ``begin``, ``loss``, ``adjust_gradients``,
+    ``step`` and ``end``. Its hyper-parameters are keyword arguments of its constructor.
+
+    Parameters
+    ----------
+    model
+        The network, which is moved to ``device``. Server and clients exchange the arrays of its
+        state dict (parameters and buffers), with their types (bfloat16 as float32); a `Classifier`
+        may exclude some (``Classifier.exchanged_arrays``).
+    data
+        The client's examples. Raises ``ConfigError`` if the method cannot train on their kind.
+    settings
+        Epochs, batch size, learning rate, momentum, weight decay and precision. With any precision,
+        the arrays of the model, of the optimizer and of ``send`` are float32, as are all
+        computations outside of training steps.
+    client_id
+        The partition id; sent with every reply as ``client-id``.
+    seed
+        The run's seed, from which the seeds of a client's rounds are derived.
+    device
+        See `fairflower.clients.choose_device`.
+
+    Attributes
+    ----------
+    state
+        The client's state between rounds, which stays on its machine: a dict of named arrays for
+        each part of the state. It is empty in the client's first round. Read it in ``begin``, and
+        write it in ``end``.
+    shared
+        Arrays that the server sent with the model: a dict of named arrays for each exchange.
+    returns
+        Arrays for the exchanges, which are sent with the trained model. Write them in ``end``.
+    steps
+        Number of optimizer steps in this round so far.
+    round_config
+        Config of this round's message.
+    num_rounds
+        Number of rounds of the run, for methods with a schedule; 0 means unknown.
+
+    Examples
+    --------
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
+    >>> trainer = Trainer(tiny_model(), data(), SETTINGS, client_id=0, seed=0)
+    >>> list(trainer.train(server_round=1))
+    ['train_loss']
+
+    See Also
+    --------
+    fairflower.testing.check_trainer : Checks a subclass.
+    """
+
+    # --- what a method declares ---------------------------------------------------------
 
     #: Paper of the method, for ``fairflower list``.
     paper: ClassVar[str] = ""
@@ -148,66 +207,7 @@ class TrainerSpec(Configurable):
                 "client.name."
             )
 
-
-# A direct subclass of Configurable is a base class of methods, whose arguments are shared.
-class Trainer(TrainerSpec, Configurable):
-    """Base class of all trainers; on its own, it does plain local training.
-
-    A round is ``receive(arrays)``, ``train(server_round)``, ``send()``. The result depends only on
-    the received arrays, ``shared``, ``state``, the data, the settings, the seed, the client id and
-    the round. It does not depend on the worker, nor on earlier calls. `make_client_app` runs rounds
-    for Flower's messages, and `fairflower.classic.client.NumPyTrainer` for classic apps.
-
-    A method is a subclass that overrides some of ``begin``, ``loss``, ``adjust_gradients``,
-    ``step`` and ``end``. Its hyper-parameters are keyword arguments of its constructor.
-
-    Parameters
-    ----------
-    model
-        The network, which is moved to ``device``. Server and clients exchange the arrays of its
-        state dict (parameters and buffers), with their types (bfloat16 as float32); a `Classifier`
-        may exclude some (``Classifier.exchanged_arrays``).
-    data
-        The client's examples. Raises ``ConfigError`` if the method cannot train on their kind.
-    settings
-        Epochs, batch size, learning rate, momentum, weight decay and precision. With any precision,
-        the arrays of the model, of the optimizer and of ``send`` are float32, as are all
-        computations outside of training steps.
-    client_id
-        The partition id; sent with every reply as ``client-id``.
-    seed
-        The run's seed, from which the seeds of a client's rounds are derived.
-    device
-        See `fairflower.clients.choose_device`.
-
-    Attributes
-    ----------
-    state
-        The client's state between rounds, which stays on its machine: a dict of named arrays for
-        each part of the state. It is empty in the client's first round. Read it in ``begin``, and
-        write it in ``end``.
-    shared
-        Arrays that the server sent with the model: a dict of named arrays for each exchange.
-    returns
-        Arrays for the exchanges, which are sent with the trained model. Write them in ``end``.
-    steps
-        Number of optimizer steps in this round so far.
-    round_config
-        Config of this round's message.
-    num_rounds
-        Number of rounds of the run, for methods with a schedule; 0 means unknown.
-
-    Examples
-    --------
-    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
-    >>> trainer = Trainer(tiny_model(), data(), SETTINGS, client_id=0, seed=0)
-    >>> list(trainer.train(server_round=1))
-    ['train_loss']
-
-    See Also
-    --------
-    fairflower.testing.check_trainer : Checks a subclass.
-    """
+    # --- what an app or a message sets --------------------------------------------------
 
     #: Number of examples per forward pass without training; affects only speed and memory.
     eval_batch_size = 500
@@ -282,7 +282,7 @@ class Trainer(TrainerSpec, Configurable):
 
     def represent(self, x: Tensor) -> Tensor:
         """Return the model's representations of a batch, [B, d]; see `Classifier.represent`."""
-        return self.model.represent(x)  # type: ignore[operator, no-any-return]
+        return require_classifier(self.model, "A representation").represent(x)
 
     def test(self) -> dict[str, float]:
         """Test the model on the client's test examples; return ``eval_loss`` and `evaluate`."""
@@ -430,7 +430,25 @@ class Trainer(TrainerSpec, Configurable):
         Scores that are undefined are NaN. For classes these are ``loss``, the mean cross entropy,
         and ``accuracy``, 0 to 1.
         """
-        return _evaluated(self, examples)
+        wide = float64_on(self.device)
+        totals: dict[str, Tensor] = {}
+        kept: list[tuple[Tensor, Tensor]] = []
+        self.model.eval()
+        with torch.inference_mode():
+            for x, y in examples.eval_batches(self.eval_batch_size):
+                output = self.model(x)
+                for name, value in self.task.sums(output, y).items():
+                    value = value.to(wide)
+                    totals[name] = totals[name] + value if name in totals else value
+                if self.task.keeps == "outputs":
+                    kept.append((y, output.to(wide)))
+        means = {n: (total.cpu().double() / len(examples)).tolist() for n, total in totals.items()}
+        scores = self.task.score(means)
+        if kept:
+            y, output = (torch.cat(parts) for parts in zip(*kept, strict=True))
+            arrays = (v.numpy(force=True) for v in (y, self.task.predict(output), output))
+            scores |= self.task.whole(*arrays)
+        return as_numbers(means) | scores
 
     def derive_seed(self, server_round: int, purpose: str) -> int:
         """Derive the seed of this client's random numbers for a purpose in a round."""
@@ -439,15 +457,23 @@ class Trainer(TrainerSpec, Configurable):
     @cached_property
     def train_examples(self) -> Examples:
         """The training examples on the device."""
-        return prepared_examples(self, self.data.train, "training", self.data.augment)
+        return self.prepared(self.data.train, "training", self.data.augment)
 
     @cached_property
     def test_examples(self) -> Examples:
         """The test examples on the device."""
-        return prepared_examples(self, self.data.test, "test", None)
+        return self.prepared(self.data.test, "test")
+
+    def prepared(self, split: Split, purpose: str, augment: Augment | None = None) -> Examples:
+        """Return a split on the device; raise ``ValueError`` if it is empty."""
+        data = self.data
+        if not len(split.y):
+            raise ValueError(f"{self} has no {purpose} {data.kind}. Add some, or omit the client.")
+        options: dict[str, Any] = {"device": self.device, "model": self.model}
+        options["first_stages"] = data.first_stages
+        return examples_of(split, data.mean, data.std, augment, **options)
 
     def __str__(self) -> str:
-        """Return the client's name for error messages."""
         return f"Client {self.client_id}"
 
 
@@ -455,46 +481,6 @@ def personal_score(trainer: Trainer) -> dict[str, float]:
     """Return the primary score on the test examples, as that of a client's own model."""
     name = trainer.task.primary.name
     return {f"personal_{name}": trainer.evaluate(trainer.test_examples)[name]}
-
-
-def _evaluated(trainer: Trainer, examples: Examples) -> dict[str, float]:
-    wide = float64_on(trainer.device)
-    totals: dict[str, Tensor] = {}
-    kept: list[tuple[Tensor, Tensor]] = []
-    trainer.model.eval()
-    with torch.inference_mode():
-        for x, y in examples.eval_batches(trainer.eval_batch_size):
-            output = trainer.model(x)
-            for name, value in trainer.task.sums(output, y).items():
-                value = value.to(wide)
-                totals[name] = totals[name] + value if name in totals else value
-            if trainer.task.keeps == "outputs":
-                kept.append((y, output.to(wide)))
-    means = {n: (total.cpu().double() / len(examples)).tolist() for n, total in totals.items()}
-    scores = trainer.task.score(means)
-    if kept:
-        y, output = (torch.cat(parts) for parts in zip(*kept, strict=True))
-        arrays = (v.numpy(force=True) for v in (y, trainer.task.predict(output), output))
-        scores |= trainer.task.whole(*arrays)
-    return as_numbers(means) | scores
-
-
-def prepared_examples(
-    trainer: Trainer, split: Split, purpose: str, augment: Augment | None
-) -> Examples:
-    """Return a split on the trainer's device; raise ``ValueError`` if it is empty."""
-    data = trainer.data
-    if not len(split.y):
-        raise ValueError(f"{trainer} has no {purpose} {data.kind}. Add some, or omit the client.")
-    return examples_of(
-        split,
-        data.mean,
-        data.std,
-        augment,
-        device=trainer.device,
-        model=trainer.model,
-        first_stages=data.first_stages,
-    )
 
 
 def round_of(config: Mapping[str, Any]) -> int:

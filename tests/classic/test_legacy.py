@@ -402,8 +402,8 @@ def test_user_functions_aggregate_the_metrics_of_merged_clients(ids: Any) -> Non
         return {"best": max(metrics["skill"] for _, metrics in sent)}
 
     functions = {"fit_metrics_aggregation_fn": best, "evaluate_metrics_aggregation_fn": best}
-    legacy = LegacyStrategy(FedAvg(), MODEL, **functions)  # type: ignore[arg-type]
-    clients, start = manager(3), legacy._initial
+    legacy = LegacyStrategy(FedAvg(), MODEL, **functions)
+    clients, start = manager(3), legacy.initial_parameters
     assert isinstance(start, Parameters)
     broken = ndarrays_to_parameters([np.full(a.shape, np.nan, np.float32) for a in MODEL.values()])
     results = []

@@ -34,7 +34,7 @@ from fairflower.report import analyze, read_run, read_summary, write_summary
 from fairflower.strategies import FedAvg, FedEquilibria, Uniform
 from fairflower.testing.trainers import TrainerCase
 from fairflower.training.app import user_test_metrics
-from fairflower.training.batches import batch_sizes
+from fairflower.training.batches import batch_slices
 
 STATISTICS = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
 HEAD = {"head.weight", "head.bias"}
@@ -94,7 +94,8 @@ def test_fedrep_reports_the_loss_of_both_phases_and_the_steps_of_the_body():
     body = train(network, 1, 0, lambda name: name not in HEAD)
     client = FedRep(tiny_model(), data(0), SETTINGS, client_id=0, seed=0, head_epochs=3)
     assert client.train(1)["train_loss"] == pytest.approx((3 * head + body) / 4)
-    assert client.steps == len(batch_sizes(len(data(0).train.y), SETTINGS.batch_size))
+    slices = batch_slices(len(data(0).train.y), SETTINGS.batch_size, single=False)
+    assert client.steps == len(slices)
 
 
 @every

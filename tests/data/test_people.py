@@ -71,8 +71,10 @@ def test_groups_do_not_change_the_examples_of_clients() -> None:
             np.testing.assert_array_equal(grouped.groups_of(client, name), male)
     data = _data(grouped, 0)
     assert data.num_groups == 2
-    np.testing.assert_array_equal(data.to_validate().groups["test"], data.groups["validation"])
-    np.testing.assert_array_equal(data.to_test_on_training().groups["test"], data.groups["train"])
+    np.testing.assert_array_equal(
+        data.tested_on("validation").groups["test"], data.groups["validation"]
+    )
+    np.testing.assert_array_equal(data.tested_on("train").groups["test"], data.groups["train"])
 
 
 def test_a_held_out_domain_has_groups() -> None:

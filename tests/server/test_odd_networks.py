@@ -20,7 +20,7 @@ from fairflower.errors import ConfigError
 from fairflower.models import Classifier, build, copy_arrays, set_arrays
 from fairflower.testing import check_model
 from fairflower.testing.models import made_up
-from fairflower.training.batches import eval_slices, examples_of
+from fairflower.training.batches import batch_slices, examples_of
 from fairflower.training.fisher import fisher_diagonal
 from fairflower.training.gradients import mean_gradient
 from fairflower.training.trainer import Trainer
@@ -373,8 +373,8 @@ def test_only_networks_that_need_it_get_a_last_example_in_the_batch_before() -> 
             assert [len(y) for _, y in got] == lengths
     got = examples_of(split, data.mean, data.std, model=made("Dense")).eval_batches(3)
     assert [len(y) for _, y in got] == [3, 3, 1]
-    assert eval_slices(1, 5, single=False) == [slice(0, 1)]
-    assert eval_slices(0, 5) == []
+    assert batch_slices(1, 5, single=False) == [slice(0, 1)]
+    assert batch_slices(0, 5, single=True) == []
 
 
 # --- memory ---------------------------------------------------------------------------------------
