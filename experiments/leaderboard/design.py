@@ -283,7 +283,7 @@ def _federations(path: Path, name: str, text: Any) -> tuple[int, ...]:
     try:
         return tuple(parse_seeds(str(text)))
     except ConfigError as error:
-        reason = str(error).removeprefix("--seeds ")
+        reason = str(error).removeprefix("seeds ")
         raise ConfigError(f"{path}: {name}: federations {reason}") from error
 
 
@@ -310,7 +310,10 @@ def _benchmark(
     about = {key: table[key] for key in _BENCHMARK if key in table}
     about = _checked(f"{path}: [benchmarks.{name}]", about, _BENCHMARK)
     confirmed = _methods(path, about.get("confirmed", protocol["confirmed"]))
-    references = references_named(protocol.get("references") or None, dashes=f"{path}: ")
+    try:
+        references = references_named(protocol.get("references") or None)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     own = {key: value for key, value in table.items() if key not in about}
     return Benchmark(
         name=name,

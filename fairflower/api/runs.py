@@ -32,13 +32,7 @@ from fairflower.config.text import (
 )
 from fairflower.errors import ConfigError, RunFolderError, quoted
 from fairflower.paths import new_folder, path_of, run_folders
-from fairflower.plans.execution import (
-    announce,
-    check_no_studies,
-    execute,
-    resolve_jobs,
-    run_comparison,
-)
+from fairflower.plans.execution import announce, check_no_studies, execute, run_comparison
 from fairflower.plans.plan import (
     Plan,
     check_of_all,
@@ -269,14 +263,14 @@ def compare(
         raise ConfigError(
             f"leave_one_domain_out = {quoted(leave_one_domain_out)}: expected True or False."
         )
-    numbers, federated = replicates(federations, seeds, dashes="")
+    numbers, federated = replicates(federations, seeds)
     strategy_configs = methods(StrategyConfig, strategies)
     client_configs = methods(ClientConfig, clients)
     given = settings_of(settings, [*strategy_configs, *client_configs])
     named = settings_from_options(options)
     # A file may also be used for single runs.
     of_all = {**given, **named} if isinstance(settings, Mapping) else named
-    check_of_all(of_all, federated, dashes="")
+    check_of_all(of_all, federated)
     if (strategies is not None and not strategy_configs) or (
         clients is not None and not client_configs
     ):
@@ -287,14 +281,13 @@ def compare(
     place = None if output_dir is None else path_of("output_dir", output_dir)
     folder = new_folder("comparisons", place)
     flat = given | named
-    parallel_runs = resolve_jobs(flat, jobs, dashes="")
     flat = {key: value for key, value in flat.items() if key not in ("run-name", "resume")}
     flat["output-dir"] = str(folder / "runs")
     held_out = domains_to_hold_out(flat) if leave_one_domain_out else []
-    names = references_named(references, dashes="")
+    names = references_named(references)
     rows = strategy_configs, numbers, None, client_configs
     plan = Plan.grid(flat, *rows, federated, held_out, names)
-    run_comparison(plan, folder, Console(quiet=not progress), parallel_runs)
+    run_comparison(plan, folder, Console(quiet=not progress), jobs)
     return read(folder / "runs")
 
 

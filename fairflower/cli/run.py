@@ -28,7 +28,7 @@ from fairflower.config.run import check_keys, methods_of
 from fairflower.config.text import counted
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder, run_folders
-from fairflower.plans.execution import announce, execute, resolve_jobs, run_comparison
+from fairflower.plans.execution import announce, execute, run_comparison
 from fairflower.plans.plan import (
     FEDERATIONS,
     Plan,
@@ -162,7 +162,7 @@ def compare(
     resumed, and the report covers all runs in the folder.
     """
     folder = new_folder("comparisons", output_dir)
-    parallel_runs = resolve_jobs(overrides.settings, parse_jobs(jobs))
+    parallel_runs = parse_jobs(jobs)
     numbers, federated = replicates(federations, seeds)
     held_out = domains_to_hold_out(overrides.settings) if leave_one_domain_out else []
     names = references_named(references)

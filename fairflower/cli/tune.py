@@ -21,7 +21,7 @@ from fairflower.cli.terminal import console, say
 from fairflower.config.text import counted
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
-from fairflower.plans.execution import execute, for_parallel_clients, locked_folder
+from fairflower.plans.execution import check_parallel, execute, locked_folder
 from fairflower.plans.plan import references_named, replicates
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ def tune(
         *(overrides, strategies, [overrides.settings.get("seed", 0)], clients, folder / "runs"),
         references=references_named(references),
     )
+    check_parallel(plan, "the runs of a study")
     # imported late, because it is slow to import
     from fairflower.plans.tuning import TuningProtocol, TuningStudies
 
@@ -142,11 +143,6 @@ def _with_validation(overrides: ConfigOverrides) -> ConfigOverrides:
     """Add validation examples to the settings; raise ``ConfigError`` if a study cannot use them."""
     if "seed" in overrides.assigned:
         raise ConfigError("This command does not support --set seed. Use --seed instead.")
-    if key := for_parallel_clients(overrides.settings):
-        raise ConfigError(
-            f"{key} = {overrides.settings[key]!r}: the runs of a study use the inline engine, on "
-            "this machine and with one client at a time. Remove this setting."
-        )
     if not overrides.settings.get("evaluate.test", True):
         raise ConfigError(
             "evaluate.test = false: a study has to test the chosen values. Remove this setting."

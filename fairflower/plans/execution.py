@@ -6,7 +6,7 @@ import logging
 import math
 import shlex
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from operator import attrgetter
@@ -223,9 +223,11 @@ def run_comparison(
 
     Completed runs are kept, and unfinished runs are resumed. ``at_end`` is called when the runs
     have ended, even after a failure or an interruption, provided that some run can be read. Raises
-    ``ConfigError`` if another process uses the folder, or its runs used other data, and what
-    `execute` raises.
+    ``ConfigError`` if another process uses the folder, its runs used other data, or the clients of
+    parallel ``jobs`` would be parallel, too, and what `execute` raises.
     """
+    if jobs not in (None, 1):
+        check_parallel(plan, f"{jobs} parallel runs (jobs)")
     announce(plan, console)
     with locked_folder(folder):
         left = remaining_plan(plan, folder / "runs", console)
@@ -417,7 +419,7 @@ def execute_in_turn(
 
 _REMEDY = 'pip install "fairflower[sim]"'
 
-#: Setting for parallel clients -> its values that ask for none, the default first.
+#: Setting for parallel clients -> its values that ask for none.
 _INACTIVE: dict[str, tuple[Any, ...]] = {
     "ray-address": ("",),
     "engine": ("auto", "inline"),
@@ -426,39 +428,32 @@ _INACTIVE: dict[str, tuple[Any, ...]] = {
 }
 
 
-def for_parallel_clients(flat: Mapping[str, Any]) -> str:
-    """Return the first key in ``flat`` that only runs with parallel clients follow; "" if none."""
-    return next((key for key, off in _INACTIVE.items() if flat.get(key, off[0]) not in off), "")
-
-
-def resolve_jobs(flat: Mapping[str, Any], jobs: int | None, dashes: str = "--") -> int | None:
-    """Return the number of parallel runs; None means that `auto_jobs` decides.
-
-    If ``jobs`` is None, the result is 1 if ``flat`` sets an engine, its workers or a cluster, and
-    None otherwise. Raises ``ConfigError`` for several jobs with settings `for_parallel_clients`.
-    The error writes ``dashes`` before the option's name; in Python there are none.
-    """
-    if jobs not in (None, 1) and (key := for_parallel_clients(flat)):
-        raise ConfigError(
-            f"{dashes}jobs {jobs}: parallel runs use the inline engine, on this machine and with "
-            f"one client at a time, but {key} = {flat[key]!r} is set. Remove {dashes}jobs or {key}."
-        )
-    chosen = flat.get("ray-address") or flat.get("workers") or flat.get("engine", "auto") != "auto"
-    return 1 if jobs is None and chosen else jobs
+def check_parallel(plan: Plan, what: str) -> None:
+    """Raise ``ConfigError`` if runs are to be parallel, as ``what`` says, and clients, too."""
+    first = plan.runs[0]
+    for key, off in _INACTIVE.items():
+        if (value := getattr(first, key.replace("-", "_"))) not in off:
+            raise ConfigError(
+                f"{key} = {value!r}: {what} use the inline engine, on this machine and with one "
+                "client at a time. Remove this setting."
+            )
 
 
 def auto_jobs(plan: Plan, runs: int | None = None) -> int:
     """Choose the number of parallel runs for this machine.
 
     The number is as large as the CPU cores and, on a GPU, its memory allow. If there are fewer
-    runs, it is the number of runs, or 1 with Ray, whose parallel clients use all cores. If
-    ``client-gpus`` is a number, it is 1, because this setting applies to parallel clients. ``runs``
-    is the expected number of runs of a study, which never uses Ray.
+    runs, it is the number of runs, or 1 with Ray, whose parallel clients use all cores. It is also
+    1 if ``client-gpus`` is a number, or an engine, its workers or a cluster are set. ``runs`` is
+    the expected number of runs of a study, which never uses Ray.
     """
     # Imported late, because torch is slow to import.
     from fairflower.plans.devices import runs_that_fit
 
+    first = plan.runs[0]
     if any(config.client_gpus not in ("auto", 0.0) for config in plan.runs):
+        return 1
+    if runs is None and (first.ray_address or first.workers or first.engine != "auto"):
         return 1
     capacity = cpus() // max(config.client_cpus for config in plan.runs)
     if capacity > 1 and (fitting := runs_that_fit(plan.runs)):

@@ -69,7 +69,7 @@ def grid_configs(
     return configs
 
 
-def references_named(given: str | Iterable[str] | None, dashes: str = "--") -> list[str]:
+def references_named(given: str | Iterable[str] | None) -> list[str]:
     """Return the names of references; raise ``ConfigError`` for others, none, or equal ones.
 
     >>> references_named("alone,pooled"), references_named(None)
@@ -80,7 +80,7 @@ def references_named(given: str | Iterable[str] | None, dashes: str = "--") -> l
     if set(names) <= set(REFERENCES) and distinct and (names or given is None):
         return names
     expected = f"expected {' or '.join(REFERENCES)}, or both"
-    raise ConfigError(f"{dashes}references {quoted(given)}: {expected}.")
+    raise ConfigError(f"references {quoted(given)}: {expected}.")
 
 
 def single_run_config(
@@ -134,8 +134,8 @@ def _share(choices: Sequence[Choice], shared: Mapping[str, Any]) -> list[Choice]
     ]
 
 
-def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
-    """Parse the numbers in an option's value, for example ``"0,1,5"`` or ``"0-2"``.
+def parse_seeds(text: str, name: str = "seeds") -> list[int]:
+    """Parse the numbers in the value of an argument ``name``, for example ``"0,1,5"`` or ``"0-2"``.
 
     >>> parse_seeds("0-2"), parse_seeds("3,7")
     ([0, 1, 2], [3, 7])
@@ -146,7 +146,7 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
         ends = first.strip(), last.strip()
         short = all(end.isdecimal() and len(end) < 10 for end in ends)
         numbers = range(int(first), int(last) + 1) if short else ()
-    return _distinct(numbers, f"{option} {text!r}")
+    return _distinct(numbers, f"{name} {text!r}")
 
 
 def _distinct(numbers: Iterable[Any], given: str) -> list[int]:
@@ -165,48 +165,46 @@ def _distinct(numbers: Iterable[Any], given: str) -> list[int]:
 
 
 def replicates(
-    federations: str | Iterable[int] | None, seeds: str | Iterable[int] | None, dashes: str = "--"
+    federations: str | Iterable[int] | None, seeds: str | Iterable[int] | None
 ) -> tuple[list[int], bool]:
     """Return the numbers of federations or seeds, and whether they are federations.
 
     If neither is given, the federations are `FEDERATIONS`. Raises ``ConfigError`` if both are
-    given, or if the numbers are not distinct integers. The error writes ``dashes`` before the
-    names of options; in Python there are none.
+    given, or if the numbers are not distinct integers.
 
     >>> replicates(None, "0-2"), replicates([3, 7], None)
     (([0, 1, 2], False), ([3, 7], True))
     """
     if seeds is not None and federations is not None:
         raise ConfigError(
-            f"{dashes}federations and {dashes}seeds cannot be combined, because a federation's "
-            "number is also its seed. Remove one of them."
+            "federations and seeds cannot be combined, because a federation's number is also its "
+            "seed. Remove one of them."
         )
     name, values = ("federations", federations) if seeds is None else ("seeds", seeds)
     values = FEDERATIONS if values is None else values
     if isinstance(values, str):
-        return parse_seeds(values, f"{dashes}{name}"), seeds is None
+        return parse_seeds(values, name), seeds is None
     return _distinct(values, f"{name} = {quoted(values)}"), seeds is None
 
 
 #: Settings that cannot be the same for all runs of a comparison -> what to do instead.
 _OF_EACH = {
-    "seed": "use {0}federations or {0}seeds",
+    "seed": "use federations or seeds",
     "run-name": "runs are named after their method and seed",
-    "output-dir": "use {0}output{1}dir",
-    "resume": "use the {0}output{1}dir of the comparison to resume",
-    "data.seed": "{0}federations sets it; use {0}seeds for several seeds on one federation",
+    "output-dir": "use --output-dir (in Python, output_dir)",
+    "resume": "use the --output-dir (in Python, output_dir) of the comparison to resume",
+    "data.seed": "federations sets it; use seeds for several seeds on one federation",
 }
 
 
-def check_of_all(keys: Container[str], federated: bool, dashes: str = "--") -> None:
+def check_of_all(keys: Container[str], federated: bool) -> None:
     """Raise ``ConfigError`` for a setting that each run of a comparison has for itself.
 
-    With ``federated``, each federation has its own ``data.seed``. For ``dashes`` see `replicates`.
+    With ``federated``, each federation has its own ``data.seed``.
     """
     for key, instead in _OF_EACH.items():
         if key in keys and (federated or key != "data.seed"):
-            words = instead.format(dashes, "-" if dashes else "_")
-            raise ConfigError(f"{key}: a comparison does not accept this setting: {words}.")
+            raise ConfigError(f"{key}: a comparison does not accept this setting: {instead}.")
 
 
 def redrawable(flat: Mapping[str, Any]) -> bool:

@@ -228,7 +228,7 @@ def test_data_show_draws_a_contact_sheet(tmp_path):
     [
         (["run", *QUICK, "--set=min-clients=9"], 2, "min-clients = 9"),
         (["compare", "--seeds=0", "--federations=0-4"], 2, "cannot be combined"),
-        (["compare", "--federations=0-x"], 2, "--federations '0-x': expected distinct numbers"),
+        (["compare", "--federations=0-x"], 2, "federations '0-x': expected distinct numbers"),
         (["compare", "--set=data.seed=3"], 2, "data.seed: a comparison does not accept"),
     ],
 )
