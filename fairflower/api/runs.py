@@ -26,13 +26,12 @@ from fairflower.config.text import (
     argument_to_key,
     flatten_tables,
     is_argument,
-    key_to_argument,
     read_toml,
     unknown,
 )
 from fairflower.errors import ConfigError, RunFolderError, quoted
 from fairflower.paths import new_folder, path_of, run_folders
-from fairflower.plans.execution import announce, check_no_studies, execute, run_comparison
+from fairflower.plans.execution import announce, execute, run_comparison
 from fairflower.plans.plan import (
     Plan,
     check_of_all,
@@ -318,10 +317,8 @@ def read(*paths: str | PathLike[str]) -> Results:
 def _places(pattern: str | PathLike[str]) -> list[Path]:
     path = path_of("paths", pattern).expanduser()
     if path.exists() or not glob.has_magic(str(pattern)):
-        check_no_studies(path)
         return run_folders(path)
     matches = sorted(map(Path, glob.glob(str(path), recursive=True)))
-    check_no_studies(*matches)
     return run_folders(
         *(m for m in matches if m.suffix == ".csv" or (m.is_dir() and any(m.rglob("run.json"))))
     )
@@ -381,14 +378,9 @@ def method(kind: type[Choice], given: MethodLike | Choice) -> Choice:
     if isinstance(given, type):
         return kind(name_of(kind.KEY, given))
     if isinstance(given, Mapping) and "name" in given and all(isinstance(k, str) for k in given):
-        args = {
-            key_to_argument(argument_to_key(k)): _plain(f"{kind.TABLE}.{k}", v)
-            for k, v in given.items()
-            if k != "name"
-        }
-        named = method(kind, given["name"])
-        args = {a: None if isinstance(v, str) and v == "none" else v for a, v in args.items()}
-        return kind(named.name, {**named.args, **args})
+        args = {f"{kind.TABLE}.{argument_to_key(k)}": v for k, v in given.items() if k != "name"}
+        named = method(kind, given["name"]).to_flat()
+        return kind.of(named | {key: _plain(key, value) for key, value in args.items()})
     raise ConfigError(
         f"{kind.TABLE} = {given!r}: expected a name, with or without arguments ('{kind.name}', "
         "'name:argument=value'), a class, or a dict with name and arguments. Instances are not "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -13,17 +13,12 @@ from rich.markup import escape
 
 from fairflower.cli.options import DataDir
 from fairflower.cli.terminal import console, friendly_errors, printable, say_where
-from fairflower.config.text import unknown
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.paths import check_output, check_output_file, run_folders
-from fairflower.plans.execution import check_no_studies
 
 if TYPE_CHECKING:
     from fairflower.report import Run
     from fairflower.report.tuning import Tuned
-
-FORMATS = ("html", "latex", "csv", "md")
-ROUNDS = ("last", "best")
 
 
 @friendly_errors()
@@ -44,11 +39,10 @@ def report(
         ),
     ] = None,
     format_: Annotated[
-        str,
+        Literal["html", "latex", "csv", "md"],
         typer.Option(
             "--format",
             "-f",
-            metavar="|".join(FORMATS),
             help="html: a page with tables and figures. latex: all tables, for the booktabs "
             "package. csv: the first table. md: the printed tables and verdicts as Markdown.",
         ),
@@ -61,17 +55,17 @@ def report(
         ),
     ] = "",
     figures: Annotated[
-        str, typer.Option(metavar="pdf", help="pdf: also save each figure of the page as PDF.")
+        Literal["", "pdf"],
+        typer.Option(metavar="pdf", help="pdf: also save each figure of the page as PDF."),
     ] = "",
     summary: Annotated[
         Path | None,
         typer.Option(help="Also write the data for tables and verdicts to this .csv file."),
     ] = None,
     round_: Annotated[
-        str,
+        Literal["last", "best"],
         typer.Option(
             "--round",
-            metavar="|".join(ROUNDS),
             help="last: tables and verdicts of the last five tested rounds. best: of the best "
             "round, which validation examples chose (checkpoint.best).",
         ),
@@ -89,12 +83,6 @@ def report(
     values to x.csv, and settings and facts to x.runs.json. `report x.csv` prints the same tables
     and verdicts from them, and `report x.csv --into x.md` updates those in a document.
     """
-    if format_ not in FORMATS:
-        raise ConfigError(unknown("format", format_, FORMATS))
-    if round_ not in ROUNDS:
-        raise ConfigError(unknown("round", round_, ROUNDS))
-    if figures not in ("", "pdf"):
-        raise ConfigError(unknown("format of figures", figures, ("pdf",)))
     if (table and format_ == "csv") or (figures and (table or format_ != "html")):
         raise ConfigError(
             "--table needs --format html, latex or md, and --figures the page (--format html, "
@@ -106,7 +94,6 @@ def report(
         raise ConfigError("--into needs a summary. Add --summary FILE.csv.")
     # A pattern such as runs/* also matches the folder of an earlier report.
     runs = [r for r in runs if r.name != "report" or not (r / "index.html").exists()] or runs
-    check_no_studies(*runs)
     paths = run_folders(*runs)
     if format_ != "html":
         if summary or into:

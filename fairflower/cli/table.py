@@ -1,7 +1,7 @@
 """``fairflower data schema``, ``data statistics`` and ``predict``: a user's own tables."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -55,7 +55,7 @@ def statistics(
         typer.Option("--out", "-o", help="Output folder for a page, a CSV file and Markdown."),
     ] = None,
     format_: Annotated[
-        str, typer.Option("--format", "-f", metavar="text|md|csv", help="What is printed.")
+        Literal["text", "md", "csv"], typer.Option("--format", "-f", help="What is printed.")
     ] = "text",
 ) -> None:
     """Print counts, means, levels, missing cells and classes of each domain, before training.
@@ -64,8 +64,6 @@ def statistics(
     Between sites, a run with statistics=true asks them; name its folder. Counts below
     data.smallest-group are not shown.
     """
-    if format_ not in (formats := ("text", "md", "csv")):
-        raise ConfigError(unknown("format", format_, formats))
     if out:
         check_output(out)
     from fairflower.report import data_statistics as shown

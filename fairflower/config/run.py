@@ -396,36 +396,34 @@ def _check(config: RunConfig) -> None:
     for part in config.parts:
         part.check()
     _check_model(config.model)
-    client, data = config.client.factory, DataSpec.read(config.data.name)
-    kind, spec = data.kind, data.task(config.data.task)
-    task = spec.make() if spec else None
+    data = DataSpec.read(config.data.name)
+    spec = data.task(config.data.task)
+    kind, task = data.kind, spec.make() if spec else None
     ModelSpec.read(config.model.name).check_fit(kind, task)
-    client.check_kind(kind)
-    if task:
-        with config.client.naming_failures():
-            client.check_task(task, kind, config.train)
-    for conflict, message in (*_conflicts(config, kind), *_more_conflicts(config)):
+    for conflict, message in _conflicts(config, kind):
         if conflict:
             raise ConfigError(message)
+    client = config.client.factory
     with config.client.naming_failures():
+        client.check_kind(kind)
+        if task:
+            client.check_task(task, kind, config.train)
         client.check_model(config.model.name)
         client.check_steps(config.train)
+        try:
+            exchanges = client.make_exchanges(config.client.args)
+        except ValueError as error:
+            raise ConfigError(f"client.{error}") from error
     try:
         strategy = config.strategy.make()
     except (TypeError, ValueError) as error:
         raise ConfigError(f"strategy.{error}") from error
     with config.strategy.naming_failures():
-        measurements = strategy._measurements
-    for name in measurements:
-        if name not in MEASUREMENTS:
-            words = unknown("measurement", name, MEASUREMENTS)
-            raise ConfigError(f"{config.strategy.name}: {words}")
-        MEASUREMENTS[name]  # one of another package is imported
-    with config.client.naming_failures():
-        try:
-            exchanges = client.make_exchanges(config.client.args)
-        except ValueError as error:
-            raise ConfigError(f"client.{error}") from error
+        for name in strategy._measurements:
+            if name not in MEASUREMENTS:
+                words = unknown("measurement", name, MEASUREMENTS)
+                raise ConfigError(f"{config.strategy.name}: {words}")
+            MEASUREMENTS[name]  # one of another package is imported
     if strange := [thing for thing in exchanges if not hasattr(thing, "broadcast")]:
         raise ConfigError(
             f"client.name = {config.client.name!r}: make_exchanges returned {quoted(strange[0])}, "
@@ -474,6 +472,10 @@ def _conflicts(config: RunConfig, kind: str) -> list[tuple[object, str]]:
     """Return whether settings conflict, and messages; ``kind`` is that of the data's examples."""
     data, evaluate = config.data, config.evaluate
     only_images = f"applies to images only, but data.name = {data.name!r} has {kind}. Remove it."
+    no_table = data.name in DATA_SETS.data.keys() - {"table"}
+    names, given = config.listed_sites, f"sites = {quoted(config.sites)}"
+    twice = next((name for name in names if names.count(name) > 1), "")
+    number, few = isinstance(config.sites, int), len(config.site_names) < config.fewest_sites
     return [
         (
             config.ray_address and config.engine not in ("auto", "ray"),
@@ -526,16 +528,6 @@ def _conflicts(config: RunConfig, kind: str) -> list[tuple[object, str]]:
             data.fraction and data.examples_per_client,
             "data.fraction and data.examples-per-client are both set. Set one to 0.",
         ),
-    ]
-
-
-def _more_conflicts(config: RunConfig) -> list[tuple[object, str]]:
-    """Return conflicts of names of sites, and of settings for tables, as `_conflicts` does."""
-    names, given = config.listed_sites, f"sites = {quoted(config.sites)}"
-    twice = next((name for name in names if names.count(name) > 1), "")
-    number, few = isinstance(config.sites, int), len(config.site_names) < config.fewest_sites
-    data, no_table = config.data, config.data.name in DATA_SETS.data.keys() - {"table"}
-    return [
         (
             number and names,
             f"late-sites = {quoted(config.late_sites)} needs the other sites' names in sites.",

@@ -32,6 +32,7 @@ from fairflower.errors import (
 )
 from fairflower.numerics.threads import cpus
 from fairflower.participation.availability import check_availabilities
+from fairflower.paths import TRIALS
 from fairflower.plans.plan import Plan, run_title
 from fairflower.registry import MODEL_OF
 from fairflower.server.folder import check_place, lock_folder, runs_home
@@ -55,31 +56,6 @@ def spinner(what: str, console: Console) -> Iterator[Status]:
         yield status
 
 
-#: Trials in a study. The folder `trials` in ~/.fairflower has trial deployments, which have other
-#: names.
-_TRIALS = "trials/*-trial*"
-
-
-def is_study(folder: Path) -> bool:
-    """Return whether a folder contains a study."""
-    return any(folder.glob(_TRIALS))
-
-
-def check_no_studies(*folders: Path) -> None:
-    """Raise ``ConfigError`` if a folder is a study or contains one: trials are no test runs."""
-    for folder in folders:
-        studies = sorted({trial.parents[1] for trial in folder.rglob(_TRIALS)})
-        if studies:
-            found = f"{folder} {'is a study' if folder in studies else 'contains studies'}"
-            runs = shlex.join(str(study / "runs") for study in studies)
-            raise ConfigError(
-                f"{found}. For a report that includes the trials, repeat the study's "
-                "`fairflower tune` command with the same --output-dir; completed runs are kept. "
-                "For the test runs only, including those of earlier choices, name instead: "
-                f"{runs}"
-            )
-
-
 @contextmanager
 def locked_folder(
     folder: Path, wanted: Literal["comparison", "study"] = "comparison"
@@ -90,7 +66,7 @@ def locked_folder(
     is needed but this is the folder of a study, or vice versa.
     """
     made = "comparison" if (folder / "runs").exists() else wanted
-    kind = "study" if is_study(folder) else made
+    kind = "study" if any(folder.glob(TRIALS)) else made
     if kind != wanted:
         lost = ", or its trials/ was deleted" if wanted == "study" else ""
         raise ConfigError(f"{folder} is the folder of a {kind}{lost}. Choose another folder.")

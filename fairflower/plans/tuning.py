@@ -18,12 +18,11 @@ import numpy as np
 
 from fairflower.arguments import Search
 from fairflower.config import RunConfig
-from fairflower.config.methods import DEFAULT
-from fairflower.config.run import tuned_keys
+from fairflower.config.run import changed_settings, tuned_keys
 from fairflower.config.settings import SERVER_LR
 from fairflower.config.text import argument_to_key, shown, unknown
 from fairflower.data import prepare
-from fairflower.errors import ConfigError, RunFolderError, quoted
+from fairflower.errors import ConfigError, RunFolderError
 from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.participation.availability import check_availabilities, check_same_trace
 from fairflower.paths import file_name
@@ -114,18 +113,14 @@ class MethodStudy:
                 facts, before = read_facts(path), read_config(path)
             now = self._trial_config(number).to_flat()
             if run_key(before) != run_key(now):
-                changed = sorted({key for key, _ in run_key(before)[0] ^ run_key(now)[0]})
+                changed = {key for key, _ in run_key(before)[0] ^ run_key(now)[0]}
                 if before["seed"] != now["seed"]:  # which changes all drawn values
-                    changed = ["seed"]
-                differences = (
-                    f"{key} was {quoted(before.get(key, DEFAULT))} and is now "
-                    f"{quoted(now.get(key, DEFAULT))}"
-                    for key in changed
-                )
+                    changed = {"seed"}
+                differences = changed_settings(before, now, {*before, *now} - changed)
                 raise ConfigError(
-                    f"{path} has other settings: {'; '.join(differences)}. Repeat the study's "
-                    "settings, seed, --tune-training, and ranges and defaults of arguments, or "
-                    "choose another --output-dir."
+                    f"{path} has other settings: {differences}. Repeat the study's settings, seed, "
+                    "--tune-training, and ranges and defaults of arguments, or choose another "
+                    "--output-dir."
                 )
             federation = federation or prepare(self.config.data)
             check_same_examples(path, facts, federation)

@@ -35,7 +35,7 @@ from fairflower.numerics.scores import Score
 from fairflower.participation.availability import Trace, read_availability
 from fairflower.registry import MODELS, RANDOM_WEIGHTS
 from fairflower.registry.measurements import MEASUREMENTS
-from fairflower.registry.user_metrics import directions, load_metrics, metric_names
+from fairflower.registry.user_metrics import direction, load_metrics, metric_names
 from fairflower.secure.protocol import SMALLEST_SUM
 from fairflower.secure.rounds import described
 from fairflower.server import registration
@@ -169,7 +169,9 @@ class RunSetup:
             "availability": available.digest if isinstance(available, Trace) else "",
             "parts": part_digests(config),
             "validation_sizes": federation.validation_sizes,
-            "metrics": directions(load_metrics(config.evaluate.metrics)),
+            "metrics": {
+                n: direction(n, f) for n, f in load_metrics(config.evaluate.metrics).items()
+            },
             "label": self.trained.label if self.trained else "",
             "held_out": federation.held_out,
             "held_out_size": federation.held_out_size,
