@@ -6,7 +6,6 @@ Their arguments are converted to run config keys and methods.
 from __future__ import annotations
 
 import glob
-import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from os import PathLike
@@ -36,7 +35,6 @@ from fairflower.plans.plan import (
     Plan,
     check_of_all,
     domains_to_hold_out,
-    references_named,
     replicates,
     single_run_config,
 )
@@ -270,22 +268,14 @@ def compare(
     # A file may also be used for single runs.
     of_all = {**given, **named} if isinstance(settings, Mapping) else named
     check_of_all(of_all, federated)
-    if (strategies is not None and not strategy_configs) or (
-        clients is not None and not client_configs
-    ):
-        raise ConfigError(
-            "strategies, clients: the list is empty. Name at least one method, or omit the "
-            "argument."
-        )
     place = None if output_dir is None else path_of("output_dir", output_dir)
     folder = new_folder("comparisons", place)
     flat = given | named
     flat = {key: value for key, value in flat.items() if key not in ("run-name", "resume")}
     flat["output-dir"] = str(folder / "runs")
     held_out = domains_to_hold_out(flat) if leave_one_domain_out else []
-    names = references_named(references)
     rows = strategy_configs, numbers, None, client_configs
-    plan = Plan.grid(flat, *rows, federated, held_out, names)
+    plan = Plan.grid(flat, *rows, federated, held_out, references)
     run_comparison(plan, folder, Console(quiet=not progress), jobs)
     return read(folder / "runs")
 
@@ -403,6 +393,10 @@ def methods(
         items = list(given)
     except TypeError:  # not a list, either
         items = [given]
+    if not items:
+        raise ConfigError(
+            f"The list of {kind.TABLE} names is empty. Name at least one, or omit it."
+        )
     return [method(kind, item) for item in items]
 
 
@@ -411,16 +405,16 @@ def name_of(key: str, given: type | FunctionType) -> str:
     kind = "class" if isinstance(given, type) else "function"
     if (registry := _REGISTRIES.get(key)) is None:
         raise ConfigError(f"{key} = {given!r}: expected a name, a number or a word, not a {kind}.")
-    for name in registry.data:
-        if registry.module_of(name) in sys.modules and registry[name] is given:
-            return name
+    place = f"{given.__module__}:{given.__qualname__}"
+    if name := next((name for name in registry.data if registry.place(name) == place), ""):
+        return name
     if given.__module__ == "__main__" or "<" in given.__qualname__:
         raise ConfigError(
             f"{key}: {given.__qualname__} is defined in a notebook, a script or a function, so "
             f"other processes cannot import it. Move the {kind} to a module, and import it from "
             "there."
         )
-    return f"{given.__module__}:{given.__qualname__}"
+    return place
 
 
 def _plain(key: str, value: Any) -> Any:

@@ -34,7 +34,6 @@ from fairflower.plans.plan import (
     Plan,
     check_of_all,
     domains_to_hold_out,
-    references_named,
     replicates,
     single_run_config,
 )
@@ -165,9 +164,8 @@ def compare(
     parallel_runs = parse_jobs(jobs)
     numbers, federated = replicates(federations, seeds)
     held_out = domains_to_hold_out(overrides.settings) if leave_one_domain_out else []
-    names = references_named(references)
     methods = strategies, numbers, clients
-    grid = plan_of(overrides, *methods, folder / "runs", federated, held_out, names)
+    grid = plan_of(overrides, *methods, folder / "runs", federated, held_out, references)
     if plan:
         announce(grid, console)
         earlier = [folder / "runs"] if any((folder / "runs").rglob("run.json")) else []
@@ -226,7 +224,7 @@ def plan_of(
     folder: Path,
     federations: bool = False,
     held_out: Sequence[str] = (),
-    references: Sequence[str] = (),
+    references: str | None = None,
 ) -> Plan:
     """Return a plan of runs for all clients, strategies and seeds, with run folders in ``folder``.
 

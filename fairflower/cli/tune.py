@@ -22,7 +22,7 @@ from fairflower.config.text import counted
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
 from fairflower.plans.execution import check_parallel, execute, locked_folder
-from fairflower.plans.plan import references_named, replicates
+from fairflower.plans.plan import replicates
 
 if TYPE_CHECKING:
     from fairflower.plans.tuning import TuningStudies
@@ -115,7 +115,7 @@ def tune(
     numbers, federated = replicates(federations, seeds or (None if federations else SEEDS))
     plan = plan_of(
         *(overrides, strategies, [overrides.settings.get("seed", 0)], clients, folder / "runs"),
-        references=references_named(references),
+        references=references,
     )
     check_parallel(plan, "the runs of a study")
     # imported late, because it is slow to import

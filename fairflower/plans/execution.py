@@ -250,8 +250,8 @@ def execute(
     with spinner("Loading Flower and PyTorch", console):
         from fairflower.data import prepare
         from fairflower.data.files import said
-        from fairflower.engines.launch import quiet_flower, stop_on_interrupt
-        from fairflower.plans.devices import parallel_line
+        from fairflower.engines.launch import launch, quiet_flower, stop_on_interrupt
+        from fairflower.plans.devices import parallel_line, place_clients
         from fairflower.plans.parallel import execute_parallel
         from fairflower.server.setup import check_client_settings, check_fewest_clients
 
@@ -268,21 +268,32 @@ def execute(
         check_fewest_clients(config, config.strategy.make(), len(federation.clients))
     console.print(escape(setup_summary(plan, federation)), soft_wrap=True, highlight=False)
     jobs = jobs or auto_jobs(plan, study.total if study else None)
-    in_turn = None
-    if study is not None or (jobs > 1 and on_round is None):
+    in_turn = study is None and (jobs == 1 or on_round is not None)
+    if in_turn:
+        first, clients = _on_one_engine(plan, first, federation)
+        if first.engine == "inline":
+            _say(console, "engine", engine_line(plan.runs[0]))
+        placed = place_clients([first, *plan.runs[1:]], clients)
+        _say(console, "device", placed.line)
+    else:
         jobs = min(jobs, study.total if study else len(plan.runs))  # each has a process and pipes
         _say(console, "device", parallel_line(plan.runs, jobs))
-    else:
-        in_turn = _on_one_engine(plan, first, federation, console, folders, on_round)
     handler = RichHandler(
         logging.WARNING, console, show_time=False, show_path=False, rich_tracebacks=False
     )
     with quiet_flower(handler), stop_on_interrupt(console.print) as stop:
         try:
-            if in_turn:
-                in_turn(stop)
-            else:
+            if not in_turn:
                 execute_parallel(plan, jobs, console, stop, folders, study)
+                return folders
+            with spinner(f"Starting the engine ({placed.config.engine})", console) as starting:
+
+                def run_all(grid: Grid) -> None:
+                    starting.stop()
+                    execute_in_turn(plan.runs, grid, console, stop, folders, on_round)
+
+                auto = plan.runs[0].engine == "auto" and not plan.runs[0].ray_address
+                launch(run_all, placed.config, clients, placed.num_gpus, fall_back=auto)
         except RunInterrupted:
             console.print(f"Stopped.{escape(_how_to_resume(folders, home))}", soft_wrap=True)
             raise KeyboardInterrupt from None
@@ -294,42 +305,18 @@ def _say(console: Console, name: str, line: str) -> None:
         console.print(f"  {name:<9} {escape(line)}", soft_wrap=True, highlight=False)
 
 
-def _on_one_engine(
-    plan: Plan,
-    first: RunConfig,
-    federation: Federation,
-    console: Console,
-    folders: list[Path],
-    on_round: OnRound | None,
-) -> Callable[[threading.Event], None]:
-    """Choose and print the engine and the device; return a function that executes the runs."""
+def _on_one_engine(plan: Plan, first: RunConfig, federation: Federation) -> tuple[RunConfig, int]:
+    """Return the first config with the engine for all runs, and the most clients of a run."""
     from fairflower.data import prepare
-    from fairflower.engines.launch import launch
-    from fairflower.plans.devices import place_clients
 
     if first.engine == "ray":
         examples = sum(client.num_examples for client in federation.clients)
         first = replace(first, engine=chosen_engine(plan.runs[0], examples * len(plan.runs)))
-    if first.engine == "inline":
-        _say(console, "engine", engine_line(plan.runs[0]))
     counts = [len(federation.clients)]
     for data in {replace(c.data, seed=first.data.seed) for c in plan.runs} - {first.data}:
         with suppress(*USER_ERRORS):  # raised again by the runs with these data, and only by them
             counts.append(len(prepare(data).clients))
-    placed = place_clients([first, *plan.runs[1:]], max(counts))
-    _say(console, "device", placed.line)
-
-    def run(stop: threading.Event) -> None:
-        with spinner(f"Starting the engine ({placed.config.engine})", console) as starting:
-
-            def run_all(grid: Grid) -> None:
-                starting.stop()
-                execute_in_turn(plan.runs, grid, console, stop, folders, on_round)
-
-            auto = plan.runs[0].engine == "auto" and not plan.runs[0].ray_address
-            launch(run_all, placed.config, max(counts), placed.num_gpus, fall_back=auto)
-
-    return run
+    return first, max(counts)
 
 
 def _how_to_resume(folders: list[Path], home: Path | None) -> str:

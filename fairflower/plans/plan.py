@@ -240,7 +240,7 @@ class Plan:
         clients: Sequence[ClientConfig] = (),
         federations: bool = False,
         held_out: Sequence[str] = (),
-        references: Sequence[str] = (),
+        references: str | Iterable[str] | None = None,
     ) -> Plan:
         """Return a plan with every combination of client, strategy and seed (`grid_configs`).
 
@@ -248,9 +248,10 @@ class Plan:
         ``flat`` names are used. If ``federations``, each seed also defines a federation, by setting
         ``data.seed``; otherwise all runs share that of ``data.seed``. Each of the domains
         ``held_out`` is held out in turn: all runs are repeated for each. Each of the ``references``
-        is one more method, with plain local training and without bounds. Raises ``ConfigError`` if
-        a method is given twice.
+        (`references_named`) is one more method, with plain local training and without bounds.
+        Raises ``ConfigError`` if a method is given twice.
         """
+        names = references_named(references)
         if not strategies:
             named = StrategyConfig.of(flat).name
             strategies = [StrategyConfig(name) for name in dict.fromkeys(("fedavg", named))]
@@ -266,7 +267,7 @@ class Plan:
                 drawn["data.seed"] = seed
             configs = grid_configs({**flat, **drawn}, strategies, shared, clients)
             plain = {k: v for k, v in flat.items() if not k.startswith(COMPARED_TABLES)}
-            rows = ({**plain, **drawn, StrategyConfig.KEY: name} for name in references)
+            rows = ({**plain, **drawn, StrategyConfig.KEY: name} for name in names)
             configs += map(RunConfig.from_flat, rows)
             labels = [config.label for config in configs]
             for label, config in zip(labels, configs, strict=True):

@@ -83,7 +83,7 @@ class Registry(UserDict[str, Any]):
         entry.
         """
         if name in self.data:
-            return _attribute(self._place(name))
+            return _attribute(self.place(name))
         if family := self.family(name):
             function = _attribute(f"{self.package}.{self.families[family]}")
             member = functools.partial(function, name.partition(":")[2])
@@ -110,12 +110,8 @@ class Registry(UserDict[str, Any]):
         family, _, member = name.partition(":")
         return family if member and family in self.families else ""
 
-    def module_of(self, name: str) -> str:
-        """Return the module of a built-in entry, without importing it."""
-        return self._place(name).partition(":")[0]
-
-    def _place(self, name: str) -> str:
-        """Return the ``module:attribute`` of a built-in entry."""
+    def place(self, name: str) -> str:
+        """Return the ``module:attribute`` of a built-in entry, without importing it."""
         place: str = self.data[name]
         return place if place.startswith("fairflower.") else f"{self.package}.{place}"
 
