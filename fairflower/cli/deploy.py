@@ -12,8 +12,12 @@ from rich.text import Text
 from fairflower.cli.options import (
     Client,
     ConfigOverrides,
+    Domains,
+    NumSites,
     OutputDir,
+    Set,
     methods_named,
+    output,
     refuse_keys,
     with_settings,
 )
@@ -46,16 +50,8 @@ def trial(
             "value of strategy.name."
         ),
     ] = None,
-    sites: Annotated[
-        int | None, typer.Option(min=1, help="Number of SuperNodes. Default: one per client.")
-    ] = None,
-    site: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="DOMAIN=FOLDER",
-            help="Domain and data folder of a site. Repeat the option for each site.",
-        ),
-    ] = None,
+    sites: NumSites = None,
+    site: Domains = None,
     client: Client = None,
     overrides: ConfigOverrides,
     output_dir: OutputDir = None,
@@ -200,22 +196,13 @@ def _end_children_on_signals() -> None:
 @friendly_errors()
 def leaves(
     config: Annotated[Path, typer.Argument(help="TOML file with a run config.")],
-    site: Annotated[
-        list[str] | None,
-        typer.Option(metavar="DOMAIN=FOLDER", help="As in `fairflower deploy trial`."),
-    ] = None,
-    sites: Annotated[
-        int | None, typer.Option(min=1, help="Number of sites. Default: one per client.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a key.")
-    ] = None,
+    site: Domains = None,
+    sites: NumSites = None,
+    set_: Set = None,
     policy: Annotated[
         Path | None, typer.Option(help="The site's policy: whether it trains, and signs.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Markdown file for the same table.")
-    ] = None,
+    out: Annotated[Path | None, output("Markdown file for the same table.")] = None,
 ) -> None:
     """List what leaves a site before, in and after a run: what, how large, to whom, kept where.
 
@@ -263,7 +250,7 @@ def leaves(
 @friendly_errors(extra="")
 def certificates(
     hosts: Annotated[list[str], typer.Argument(help="Host names and IP addresses of the server.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Output folder.")] = Path("certificates"),
+    out: Annotated[Path, output("Output folder.")] = Path("certificates"),
     days: Annotated[
         int, typer.Option(min=1, help="Number of days for which the certificates are valid.")
     ] = 365,

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from fairflower.arguments import ArgumentSpec, argument_specs
-from fairflower.cli.options import ConfigOverrides, with_settings
+from fairflower.cli.options import ConfigOverrides, output, with_settings
 from fairflower.cli.terminal import console, friendly_errors, say_where, text_table
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.config.methods import (
@@ -120,11 +120,7 @@ def show(
     overrides: ConfigOverrides,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Output file (.png). Default: <data set>.png in the working directory.",
-        ),
+        output("Output file (.png). Default: <data set>.png in the working directory."),
     ] = None,
 ) -> None:
     """Print the domains, clients and class counts of a data set, and save a sheet of sample images.

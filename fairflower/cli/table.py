@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fairflower.cli.options import ConfigOverrides, refuse_keys, with_settings
+from fairflower.cli.options import Best, ConfigOverrides, output, refuse_keys, with_settings
 from fairflower.cli.terminal import console, friendly_errors, say_where
 from fairflower.config import RunConfig
 from fairflower.config.text import names_in, unknown
@@ -51,8 +51,7 @@ def statistics(
     *,
     overrides: ConfigOverrides,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Output folder for a page, a CSV file and Markdown."),
+        Path | None, output("Output folder for a page, a CSV file and Markdown.")
     ] = None,
     format_: Annotated[
         Literal["text", "md", "csv"], typer.Option("--format", "-f", help="What is printed.")
@@ -88,13 +87,8 @@ def statistics(
 def predict(
     run: Annotated[Path, typer.Argument(help="Run folder of a model of a table.")],
     rows: Annotated[Path, typer.Argument(help="Table of new rows, with columns in any order.")],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Output file (.csv). Default: it is printed."),
-    ] = None,
-    best: Annotated[
-        bool, typer.Option("--best", help="Use the model of the best round (checkpoint.best).")
-    ] = False,
+    out: Annotated[Path | None, output("Output file (.csv). Default: it is printed.")] = None,
+    best: Best = False,
 ) -> None:
     """Predict new rows of a table with a run's final model; write them with the predictions.
 

@@ -1,6 +1,5 @@
 """User-defined metrics: functions of outputs and targets, named in ``evaluate.metrics``."""
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -57,17 +56,11 @@ def load_metrics(places: str) -> dict[str, Any]:
                 raise ConfigError(
                     f"The metric {quoted(place)} is unknown: expected module:function."
                 )
-            loaded[name] = load_function(place)
+            loaded[name] = METRICS.load(place)
             direction(name, loaded[name])
         except ConfigError as error:
             raise ConfigError(f"evaluate.metrics: {error}") from error
     return loaded
-
-
-@functools.cache
-def load_function(place: str) -> Any:
-    """Import a metric's function, once per process."""
-    return METRICS.load(place)
 
 
 def direction(name: str, function: Any) -> int:
