@@ -211,7 +211,7 @@ def test_config_files_that_python_cannot_parse_or_open_are_refused(text, tmp_pat
     with pytest.raises(ConfigError, match=r"bad\.toml is not valid TOML"):
         read_toml(tmp_path / "bad.toml")
     for name in ("no\0file", "no\ud800file"):
-        with pytest.raises(ConfigError, match="Cannot read the config file"):
+        with pytest.raises(ConfigError, match=r"config file = .*: expected a path"):
             read_toml(tmp_path / name)
 
 

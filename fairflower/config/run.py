@@ -430,7 +430,7 @@ def _check(config: RunConfig) -> None:
             "not a fairflower.aggregation.exchange.Exchange. Correct the client's code."
         )
     _check_reference(config, exchanges)
-    check_privacy(config.privacy, config.concise(), strategy, exchanges)
+    check_privacy(config, strategy, exchanges)
     with config.strategy.naming_failures():
         try:
             strategy.read_config(config.concise())

@@ -258,7 +258,7 @@ def execute(
     first = plan.runs[0]
     if study is None:
         # Before the data are prepared: an error if Ray is required but not installed.
-        first = replace(first, engine=chosen_engine(first))
+        first = replace(first, engine=chosen_engine(first)[0])
     _check_before_data(plan)
     said.clear()  # warnings are said once in a command, but again in the next of a notebook
     with spinner(f"Preparing {first.data.name}", console):
@@ -270,10 +270,11 @@ def execute(
     jobs = jobs or auto_jobs(plan, study.total if study else None)
     in_turn = study is None and (jobs == 1 or on_round is not None)
     if in_turn:
-        first, clients = _on_one_engine(plan, first, federation)
-        if first.engine == "inline":
-            _say(console, "engine", engine_line(plan.runs[0]))
-        placed = place_clients([first, *plan.runs[1:]], clients)
+        uses = sum(client.num_examples for client in federation.clients) * len(plan.runs)
+        engine, line = chosen_engine(plan.runs[0], uses)
+        _say(console, "engine", line)
+        clients = _most_clients(plan.runs, len(federation.clients))
+        placed = place_clients([replace(first, engine=engine), *plan.runs[1:]], clients)
         _say(console, "device", placed.line)
     else:
         jobs = min(jobs, study.total if study else len(plan.runs))  # each has a process and pipes
@@ -305,18 +306,15 @@ def _say(console: Console, name: str, line: str) -> None:
         console.print(f"  {name:<9} {escape(line)}", soft_wrap=True, highlight=False)
 
 
-def _on_one_engine(plan: Plan, first: RunConfig, federation: Federation) -> tuple[RunConfig, int]:
-    """Return the first config with the engine for all runs, and the most clients of a run."""
+def _most_clients(runs: Sequence[RunConfig], of_first: int) -> int:
+    """Return the largest number of clients of a run; the first run has ``of_first``."""
     from fairflower.data import prepare
 
-    if first.engine == "ray":
-        examples = sum(client.num_examples for client in federation.clients)
-        first = replace(first, engine=chosen_engine(plan.runs[0], examples * len(plan.runs)))
-    counts = [len(federation.clients)]
-    for data in {replace(c.data, seed=first.data.seed) for c in plan.runs} - {first.data}:
+    first, counts = runs[0].data, [of_first]
+    for data in {replace(config.data, seed=first.seed) for config in runs} - {first}:
         with suppress(*USER_ERRORS):  # raised again by the runs with these data, and only by them
             counts.append(len(prepare(data).clients))
-    return first, max(counts)
+    return max(counts)
 
 
 def _how_to_resume(folders: list[Path], home: Path | None) -> str:
@@ -431,48 +429,37 @@ def auto_jobs(plan: Plan, runs: int | None = None) -> int:
 _FEW_USES = 20_000
 
 
-def chosen_engine(config: RunConfig, examples: float = math.inf) -> Engine:
-    """Return the engine of a run: ``"ray"``, ``"flower"`` or ``"inline"``.
+def chosen_engine(config: RunConfig, examples: float = math.inf) -> tuple[Engine, str]:
+    """Return the engine of a run, ray, flower or inline, and a line that says why it is inline.
 
     ``engine = "auto"`` means Ray if it is installed and can save time, and otherwise this process,
     with the same results: it cannot if one client trains at a time anyway, or on few ``examples``
     (of all runs; infinite means unknown, hence Ray). Raises ``NotInstalled`` if ``engine`` or
     ``ray-address`` requires Ray, and Ray is not installed.
     """
+    inline = "inline, one client at a time"
+    unused = f"; workers = {config.workers} has no effect" if config.workers else ""
+    if config.engine == "inline":
+        return "inline", f"{inline}{unused}" if unused else ""
     if installed("ray"):
         if config.engine != "auto":
-            return config.engine
+            return config.engine, ""
         wanted = config.ray_address or config.workers > 1 or config.client_gpus != "auto"
         uses = examples * config.num_server_rounds * config.train.local_epochs
         small = config.model.name in MODEL_OF.values() and uses < _FEW_USES
         if wanted or math.isinf(uses) or not (small or cpus() < 2 * config.client_cpus):
-            return "ray"
+            return "ray", ""
         from fairflower.training.device import choose_device  # late: it imports torch
 
-        return "inline" if choose_device(config.train.device).type == "cpu" else "ray"
+        if choose_device(config.train.device).type != "cpu":
+            return "ray", ""
+        return "inline", f"{inline}, because Ray's start would take longer than it saves"
     if config.ray_address:
         require("sim", f"ray-address = {config.ray_address!r}", "ray")
-    if config.engine in ("auto", "inline"):
-        return "inline"
+    if config.engine == "auto":
+        why = f"because Ray is not installed. For parallel clients: {_REMEDY}"
+        return "inline", f"{inline}, {why}{unused}"
     raise NotInstalled(
         f"engine = {config.engine!r} needs ray. Run: {_REMEDY}, or set engine = 'inline', which "
         "gives exactly the same results."
     )
-
-
-def engine_line(config: RunConfig) -> str:
-    """Explain why a run uses the inline engine (`chosen_engine`); "" if its config sets the engine.
-
-    If the inline engine ignores ``workers``, the line says so.
-    """
-    if config.engine == "inline" and config.workers:
-        return f"inline, one client at a time; workers = {config.workers} has no effect"
-    if config.engine != "auto":
-        return ""
-    if installed("ray"):
-        return "inline, one client at a time, because Ray's start would take longer than it saves"
-    line = (
-        "inline, one client at a time, because Ray is not installed. For parallel clients: "
-        f"{_REMEDY}"
-    )
-    return line + f"; workers = {config.workers} has no effect" * bool(config.workers)

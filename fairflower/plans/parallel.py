@@ -276,22 +276,18 @@ def _prepare_worker(stop: Connection) -> None:
     for number in (signal.SIGINT, *HANGUP):  # the parent process handles these
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: _stopping.set())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    threading.Thread(target=_stop_with_parent, args=(stop,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(stop,), daemon=True).start()
 
 
-def _stop_with_parent(stop: Connection) -> None:
-    """Wait until the parent process closes the pipe, then raise SIGTERM, which stops the run.
+def _end_with_parent(stop: Connection) -> None:
+    """Stop the run when the parent process closes the pipe, and exit when the parent has ended.
 
     The parent process does not send a signal, because on Windows a signal ends a process at once.
+    A new command can resume the runs once this process has exited.
     """
     with suppress(EOFError, OSError):
         stop.recv_bytes()
     signal.raise_signal(signal.SIGTERM)
-
-
-def _end_with_parent() -> None:
-    """Exit when the parent process ends, so that a new command can resume the runs."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

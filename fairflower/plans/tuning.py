@@ -154,8 +154,7 @@ class MethodStudy:
         metric = self.metric.legible(float(np.mean(t.scores)) for t in trials if t.scores)
         return Tuned(self.name, ranges, tuple(trials), self.protocol.select, metric)
 
-    def record_outcomes(self) -> None:
-        """Record the outcomes of trials that have finished."""
+    def _record_outcomes(self) -> None:
         for number in self._unfinished():
             path = self.path(number)
             if not (path / "run.json").exists():
@@ -180,8 +179,9 @@ class MethodStudy:
 
     # --- runs ----------------------------------------------------------------------------
 
-    def take_runs(self) -> list[RunConfig]:
-        """Return the runs that can start now, trials and then tests, and mark them as submitted."""
+    def next_runs(self) -> list[RunConfig]:
+        """Record which trials have ended; return the runs that can start, trials and then tests."""
+        self._record_outcomes()
         if left := self._unfinished():
             # `_prepare_trial` would delete the folder of a trial that is running.
             fresh = [n for n in left if self.path(n).name not in self.submitted]
@@ -219,7 +219,7 @@ class MethodStudy:
 
     def _remaining_tests(self) -> list[RunConfig]:
         made, lost = [], set()
-        for path, key, facts in self._made_tests():
+        for path, key, facts in self.made_tests():
             if _outcome(facts)[0] == "lost":
                 lost.add(key)
             else:
@@ -244,11 +244,7 @@ class MethodStudy:
                     drawn["data.seed"] = seed
                 yield RunConfig.from_flat({**flat, **own, **trial.values, **drawn})
 
-    def test_folders(self) -> Iterator[Path]:
-        """Yield the folders of planned tests, without tests of values that were chosen earlier."""
-        return (path for path, _, _ in self._made_tests())
-
-    def _made_tests(self) -> Iterator[tuple[Path, Hashable, Mapping[str, Any]]]:
+    def made_tests(self) -> Iterator[tuple[Path, Hashable, Mapping[str, Any]]]:
         """Yield folder, `run_key` and facts of planned tests; damaged ones will be repeated."""
         planned = {run_key(c.to_flat()) for c in self._planned_tests()}
         for info in (self.folder / "runs").glob(f"{file_name(self.name)}-*/run.json"):
@@ -284,8 +280,7 @@ class TuningStudies:
         self.total = 0  # largest possible number of remaining runs
         self.plan = Plan([])  # the first runs
         for method in self.methods:
-            method.record_outcomes()
-            self.plan.runs += method.take_runs()
+            self.plan.runs += method.next_runs()
             left = method.tuned().count("unfinished")
             tests = len(protocol.seeds) * (1 + (protocol.defaults and bool(method.search_space)))
             self.total += (left + tests) if left else len(method.submitted)
@@ -300,20 +295,17 @@ class TuningStudies:
 
     def ended(self, config: RunConfig, error: Exception | None) -> list[RunConfig]:
         """Record how a run ended; return new runs to start."""
-        method = self._of(config)
-        method.record_outcomes()
-        return method.take_runs()
+        return self._of(config).next_runs()
 
     def died(self, config: RunConfig) -> list[RunConfig]:
         """Return the runs to start after a run's process died, including this run if needed."""
         method = self._of(config)
         method.submitted.discard(config.run_name)
-        method.record_outcomes()
-        return method.take_runs()
+        return method.next_runs()
 
     def test_folders(self) -> list[Path]:
-        """Return the folders of the planned tests of all methods."""
-        return sorted({path for method in self.methods for path in method.test_folders()})
+        """Return the folders of planned tests, without tests of values that were chosen earlier."""
+        return sorted({path for method in self.methods for path, _, _ in method.made_tests()})
 
     def tuned(self) -> list[Tuned]:
         """Return the trials of all methods."""
