@@ -18,7 +18,7 @@ from rich.console import Console
 
 from fairflower.api.results import Result, Results
 from fairflower.config import ClientConfig, StrategyConfig
-from fairflower.config.methods import SPECS, Choice, MethodSpec
+from fairflower.config.methods import PARTS, Choice, MethodSpec
 from fairflower.config.run import check_keys, methods_of
 from fairflower.config.settings import SHORT_NAMES
 from fairflower.config.text import (
@@ -54,7 +54,7 @@ SettingsLike = Mapping[str, Any] | str | PathLike[str]
 MethodLike = str | type | Mapping[str, Any]
 
 #: Key whose value names a class or a function -> the registry of names.
-_REGISTRIES = {kind.KEY: kind.REGISTRY for kind in SPECS} | {"evaluate.metrics": METRICS}
+_REGISTRIES = {kind.KEY: kind.REGISTRY for kind in PARTS.values()} | {"evaluate.metrics": METRICS}
 
 
 class ShortSettings(TypedDict, total=False):
@@ -271,7 +271,6 @@ def compare(
     place = None if output_dir is None else path_of("output_dir", output_dir)
     folder = new_folder("comparisons", place)
     flat = given | named
-    flat = {key: value for key, value in flat.items() if key not in ("run-name", "resume")}
     flat["output-dir"] = str(folder / "runs")
     held_out = domains_to_hold_out(flat) if leave_one_domain_out else []
     rows = strategy_configs, numbers, None, client_configs
@@ -418,7 +417,6 @@ def name_of(key: str, given: type | FunctionType) -> str:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Convert a value to a run config scalar."""
     if value is None:
         return "none"
     if isinstance(value, type | FunctionType):

@@ -331,14 +331,14 @@ def check(
     if count and run.evaluate.by == "clients":
         check_num_clients(run, count)
         check_fewest_clients(run, run.strategy.make(), count)
-    online: dict[str, str] = {}
+    states = run.listed_sites
     if superlink is not None:
         keys = ((SiteKey.of(node), node) for node in nodes_at(superlink))
         online = {key.name: n.status for key, n in keys if key and n.status != "unregistered"}
-    for name in run.listed_sites if superlink is not None else ():
-        if name not in online:
-            raise ConfigError(f"{config}: sites: {unknown('registered name', name, online)}")
-    states = [f"{n} ({online[n]})" if n in online else n for n in run.listed_sites]
+        for name in states:
+            if name not in online:
+                raise ConfigError(f"{config}: sites: {unknown('registered name', name, online)}")
+        states = [f"{name} ({online[name]})" for name in states]
     say(f"{config}: {run.label}, {run.num_server_rounds} rounds. {', '.join(states)}".rstrip())
 
 

@@ -147,7 +147,6 @@ def with_settings(*names: str) -> Callable[[Callable[..., None]], Any]:
 
 
 def _setting(name: str) -> inspect.Parameter:
-    """Return the option for a setting, with the setting's help text."""
     key, spec = SHORT_NAMES[name], schema()[SHORT_NAMES[name]]
     kind, number = (int, {}) if spec.whole else (float, NUMBER) if spec.number else (str, {})
     option = typer.Option(help=f"{spec.help} Sets {key}.", **number)

@@ -159,7 +159,6 @@ def _with_validation(overrides: ConfigOverrides) -> ConfigOverrides:
 
 
 def _announce(tuning: TuningStudies) -> None:
-    """Print each method's search ranges and number of trials, and how many runs are left."""
     for method in tuning.tuned():
         ranges = "; ".join(f"{key} from {search}" for key, search in method.ranges.items())
         trials = counted(len(method.trials), "trial")
@@ -170,5 +169,4 @@ def _announce(tuning: TuningStudies) -> None:
 
 
 def _num_finished(tuning: TuningStudies) -> int:
-    """Return the number of trials of all methods that are completed or lost."""
     return sum(trial.outcome != "unfinished" for tuned in tuning.tuned() for trial in tuned.trials)

@@ -370,11 +370,17 @@ class ClientConfig(MethodSpec):
     )
 
 
-#: All kinds of parts that a run config names.
-SPECS: tuple[type[Spec], ...] = (
-    *(StrategyConfig, ClientConfig, DataSpec, TaskSpec, ModelSpec),
-    *(AdapterSpec, ParticipationSpec, TrackerSpec),
-)
+#: Name of a list in `fairflower list` -> the kind of parts that it lists and a run config names.
+PARTS: Mapping[str, type[Spec]] = {
+    "strategies": StrategyConfig,
+    "clients": ClientConfig,
+    "data": DataSpec,
+    "tasks": TaskSpec,
+    "models": ModelSpec,
+    "adapters": AdapterSpec,
+    "policies": ParticipationSpec,
+    "trackers": TrackerSpec,
+}
 
 #: Either kind of method.
 Choice = TypeVar("Choice", bound=MethodSpec)

@@ -275,7 +275,7 @@ class Plan:
                     raise ConfigError(f"Method {label!r} is given twice. Remove one of them.")
                 unit = "federation" if federations else "seed"
                 name = f"{prefix}{file_name(label)}-{unit}{seed}"
-                runs.append(dataclasses.replace(config, run_name=name))
+                runs.append(dataclasses.replace(config, run_name=name, resume=""))
         return cls(runs)
 
     def summary(self) -> str:

@@ -204,7 +204,6 @@ class MethodStudy:
         return config
 
     def _trial_config(self, number: int) -> RunConfig:
-        """Return the run of a trial, starting with the first round."""
         values: dict[str, Any] = {**self.values(number), "run-name": self.path(number).name}
         return RunConfig.from_flat(self.config.to_flat() | values)
 
@@ -231,7 +230,6 @@ class MethodStudy:
         return left.resuming(self.folder / "runs").runs
 
     def _planned_tests(self) -> Iterator[RunConfig]:
-        """Yield all planned tests."""
         flat: dict[str, Any] = self.config.to_flat()
         flat |= {"evaluate.test": True, "output-dir": str(self.folder / "runs")}
         tuned = ",".join(dict.fromkeys([*tuned_keys(flat), *self.search_space]))
