@@ -61,10 +61,11 @@ def client_states() -> Path:
     return home() / "state"
 
 
-def new_folder(kind: str, chosen: str | Path | None = None) -> Path:
+def new_folder(kind: str, chosen: str | PathLike[str] | None = None) -> Path:
     """Return the chosen folder, or a folder below ``kind`` named after the time and process id."""
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-    return Path(chosen or home() / kind / name).expanduser().absolute()
+    folder = home() / kind / name if chosen is None else path_of("output_dir", chosen)
+    return folder.expanduser().absolute()
 
 
 def run_folders(*paths: Path) -> list[Path]:

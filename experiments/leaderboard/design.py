@@ -281,10 +281,9 @@ def _methods(path: Path, text: str) -> tuple[str, ...]:
 
 def _federations(path: Path, name: str, text: Any) -> tuple[int, ...]:
     try:
-        return tuple(parse_seeds(str(text)))
+        return tuple(parse_seeds(str(text), "federations"))
     except ConfigError as error:
-        reason = str(error).removeprefix("seeds ")
-        raise ConfigError(f"{path}: {name}: federations {reason}") from error
+        raise ConfigError(f"{path}: {name}: {error}") from error
 
 
 def _margins(protocol: Mapping[str, Any]) -> Margins:

@@ -18,8 +18,8 @@ from rich.console import Console
 
 from fairflower.api.results import Result, Results
 from fairflower.config import ClientConfig, StrategyConfig
-from fairflower.config.methods import PARTS, Choice, MethodSpec
-from fairflower.config.run import check_keys, methods_of
+from fairflower.config.methods import PARTS, Choice
+from fairflower.config.run import check_keys, refuse_keys
 from fairflower.config.settings import SHORT_NAMES
 from fairflower.config.text import (
     argument_to_key,
@@ -33,9 +33,9 @@ from fairflower.paths import new_folder, path_of, run_folders
 from fairflower.plans.execution import announce, execute, run_comparison
 from fairflower.plans.plan import (
     Plan,
-    check_of_all,
     domains_to_hold_out,
     replicates,
+    settings_of_each,
     single_run_config,
 )
 from fairflower.registry import METRICS
@@ -141,7 +141,7 @@ def run(
     if resume is None:
         given = {StrategyConfig: strategy, ClientConfig: client}
         chosen = [method(kind, value) for kind, value in given.items() if value is not None]
-        config = single_run_config(settings_of(settings, chosen), chosen, overrides)
+        config = single_run_config(settings_of(settings), chosen, overrides)
     else:
         beside = {"settings": settings, "strategy": strategy, "client": client}
         config = resumed_config(path_of("resume", resume), overrides, beside)
@@ -263,13 +263,12 @@ def compare(
     numbers, federated = replicates(federations, seeds)
     strategy_configs = methods(StrategyConfig, strategies)
     client_configs = methods(ClientConfig, clients)
-    given = settings_of(settings, [*strategy_configs, *client_configs])
+    given = settings_of(settings)
     named = settings_from_options(options)
     # A file may also be used for single runs.
     of_all = {**given, **named} if isinstance(settings, Mapping) else named
-    check_of_all(of_all, federated)
-    place = None if output_dir is None else path_of("output_dir", output_dir)
-    folder = new_folder("comparisons", place)
+    refuse_keys(of_all, settings_of_each(federated), "a comparison")
+    folder = new_folder("comparisons", output_dir)
     flat = given | named
     flat["output-dir"] = str(folder / "runs")
     held_out = domains_to_hold_out(flat) if leave_one_domain_out else []
@@ -313,11 +312,10 @@ def _places(pattern: str | PathLike[str]) -> list[Path]:
     )
 
 
-def settings_of(settings: SettingsLike | None, chosen: Iterable[MethodSpec] = ()) -> dict[str, Any]:
+def settings_of(settings: SettingsLike | None) -> dict[str, Any]:
     """Return settings as flat run config keys; omit settings that are None.
 
-    An argument of a method may be None. Raises ``ConfigError`` for an unknown key, that is, also
-    for an argument that neither the methods of ``settings`` nor those of ``chosen`` have.
+    An argument of a method may be None. Raises ``ConfigError`` for an unknown key.
     """
     if settings is None:
         return {}
@@ -328,13 +326,12 @@ def settings_of(settings: SettingsLike | None, chosen: Iterable[MethodSpec] = ()
         }
     else:
         flat = read_toml(str(settings))
-    given = {
+    check_keys(flat)
+    return {
         key: _plain(key, value)
         for key, value in flat.items()
         if value is not None or is_argument(key)  # arguments may be None
     }
-    check_keys(flat, [*chosen, *methods_of(given)])
-    return given
 
 
 def settings_from_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -385,18 +382,14 @@ def methods(
         return []
     if isinstance(given, str):
         return kind.parse(given)
-    if isinstance(given, type | Mapping | kind):
-        return [method(kind, given)]
-    items: list[Any]
-    try:
-        items = list(given)
-    except TypeError:  # not a list, either
-        items = [given]
-    if not items:
+    single = isinstance(given, Mapping) or not isinstance(given, Iterable)
+    items: Any = [given] if single else given
+    chosen = [method(kind, item) for item in items]
+    if not chosen:
         raise ConfigError(
             f"The list of {kind.TABLE} names is empty. Name at least one, or omit it."
         )
-    return [method(kind, item) for item in items]
+    return chosen
 
 
 def name_of(key: str, given: type | FunctionType) -> str:

@@ -18,13 +18,12 @@ from fairflower.cli.options import (
     Set,
     methods_named,
     output,
-    refuse_keys,
     with_settings,
 )
 from fairflower.cli.report import print_report
 from fairflower.cli.terminal import console, friendly_errors, say, say_where, text_table
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
-from fairflower.config.run import check_tuned
+from fairflower.config.run import check_tuned, refuse_keys
 from fairflower.config.text import parse_assignments, unknown
 from fairflower.errors import ConfigError, quoted
 from fairflower.machine import HANGUP
@@ -71,7 +70,7 @@ def trial(
     settings |= {"data.name": "npz"} if site else {}
     settings |= overrides.settings
     settings.pop("output-dir", None)
-    refuse_keys(overrides, _OTHERWISE)
+    refuse_keys(overrides.assigned, _OTHERWISE, "a trial")
     strategy_configs = methods_named(overrides, StrategyConfig, "--strategies", strategies)
     client_configs = methods_named(overrides, ClientConfig, "--client", client)
     if settings.get("resume"):

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -102,7 +102,7 @@ class ConfigOverrides:
         flat = read_toml(self.config)
         try:
             check_values(flat)
-            check_keys(key for key in flat if not is_argument(key))  # an option may name its method
+            check_keys(flat)
         except ConfigError as error:
             raise ConfigError(f"{self.config}: {error}") from error
         return flat
@@ -178,10 +178,3 @@ def methods_named(
             "`fairflower compare`."
         )
     return named
-
-
-def refuse_keys(overrides: ConfigOverrides, otherwise: Mapping[str, str]) -> None:
-    """Raise ``ConfigError`` if ``--set`` has a key of ``otherwise``, which maps it to a remedy."""
-    for key, instead in otherwise.items():
-        if key in overrides.assigned:
-            raise ConfigError(f"This command does not support --set {key}: {instead}.")

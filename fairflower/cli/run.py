@@ -17,14 +17,13 @@ from fairflower.cli.options import (
     OutputDir,
     References,
     methods_named,
-    refuse_keys,
     with_settings,
 )
 from fairflower.cli.report import print_report, readable_runs
 from fairflower.cli.terminal import console, say, text_table
 from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.config.methods import MethodSpec
-from fairflower.config.run import check_keys, methods_of
+from fairflower.config.run import refuse_keys
 from fairflower.config.text import counted
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder, run_folders
@@ -32,9 +31,9 @@ from fairflower.plans.execution import announce, execute, run_comparison
 from fairflower.plans.plan import (
     FEDERATIONS,
     Plan,
-    check_of_all,
     domains_to_hold_out,
     replicates,
+    settings_of_each,
     single_run_config,
 )
 from fairflower.server.checkpoint import evaluation_config, resumed_config
@@ -201,7 +200,8 @@ def evaluate(
     other options and --set override them, in this order; other data (--data) or another model
     (--model) replace all settings of the run's.
     """
-    refuse_keys(overrides, {"resume": "test again", "evaluate.model": "name the model"})
+    otherwise = {"resume": "test again", "evaluate.model": "name the model"}
+    refuse_keys(overrides.assigned, otherwise, "this command")
     plan = Plan([evaluation_config(trained, overrides.settings)])
     folders = execute(plan, console)
     print_report(folders)
@@ -231,12 +231,10 @@ def plan_of(
     Raises ``ConfigError`` for a setting that cannot be the same for all runs, or that no method
     has.
     """
-    check_of_all(overrides.assigned, federations)
+    refuse_keys(overrides.assigned, settings_of_each(federations), "a comparison")
     settings = overrides.settings | {"output-dir": str(folder)}
     strategy_configs = methods_named(overrides, StrategyConfig, "--strategies", strategies)
     client_configs = methods_named(overrides, ClientConfig, "--clients", clients)
-    named = [*strategy_configs, *client_configs, *methods_of(overrides.settings)]
-    check_keys(overrides.settings, named)
     methods = strategy_configs, seeds, overrides.shared, client_configs
     return Plan.grid(settings, *methods, federations, held_out, references)
 

@@ -5,9 +5,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from fairflower.cli.options import Best, ConfigOverrides, output, refuse_keys, with_settings
+from fairflower.cli.options import Best, ConfigOverrides, output, with_settings
 from fairflower.cli.terminal import console, friendly_errors, say_where
 from fairflower.config import RunConfig
+from fairflower.config.run import refuse_keys
 from fairflower.config.text import names_in, unknown
 from fairflower.errors import ConfigError
 from fairflower.paths import check_output, check_output_file
@@ -69,7 +70,8 @@ def statistics(
     from fairflower.server.contents import STATISTICS
 
     if (folder / STATISTICS).is_file():
-        refuse_keys(overrides, dict.fromkeys(overrides.assigned, "the run has its settings"))
+        otherwise = dict.fromkeys(overrides.assigned, "the run has its settings")
+        refuse_keys(overrides.assigned, otherwise, "this command")
         data = shown.read_statistics(folder)
     else:
         settings = {"data.name": "table"} | overrides.settings | {"data.dir": str(folder)}

@@ -18,6 +18,7 @@ from fairflower.cli.options import (
 from fairflower.cli.report import print_report
 from fairflower.cli.run import parse_jobs, plan_of
 from fairflower.cli.terminal import console, say
+from fairflower.config.run import refuse_keys
 from fairflower.config.text import counted
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
@@ -141,8 +142,7 @@ def tune(
 
 def _with_validation(overrides: ConfigOverrides) -> ConfigOverrides:
     """Add validation examples to the settings; raise ``ConfigError`` if a study cannot use them."""
-    if "seed" in overrides.assigned:
-        raise ConfigError("This command does not support --set seed. Use --seed instead.")
+    refuse_keys(overrides.assigned, {"seed": "use --seed"}, "a study")
     if not overrides.settings.get("evaluate.test", True):
         raise ConfigError(
             "evaluate.test = false: a study has to test the chosen values. Remove this setting."

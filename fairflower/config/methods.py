@@ -107,7 +107,8 @@ class Spec:
 
     def _unknown(self, arg: str, valid: Collection[str]) -> ConfigError:
         if valid:
-            return ConfigError(unknown(f"argument of {self.name}", arg, valid))
+            keys = map(argument_to_key, valid)
+            return ConfigError(unknown(f"argument of {self.name}", argument_to_key(arg), keys))
         return ConfigError(
             f"{self._key(arg)}: {self.name} has no arguments, that is, its constructor has no "
             "keyword-only parameters. Remove the argument."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import attrgetter
@@ -52,6 +52,7 @@ from fairflower.config.text import (
     METHOD_TABLES,
     Scalar,
     argument_to_key,
+    is_argument,
     names_in,
     shown,
     toml_tables,
@@ -230,10 +231,9 @@ class RunConfig:
             If a key, strategy, client, data set or model is unknown, a value has the wrong type or
             is out of range, or settings conflict.
         """
-        methods = methods_of(flat)
-        for method in methods:
+        for method in methods_of(flat):
             method.factory  # noqa: B018  # an unknown name is reported before its arguments
-        check_keys(flat, methods)
+        check_keys(flat)
         config = _build({key: _converted(key, value) for key, value in flat.items()})
         _check(config)
         load_metrics(config.evaluate.metrics)
@@ -289,27 +289,24 @@ def methods_of(flat: Mapping[str, Any]) -> list[MethodSpec]:
     return [kind.of(flat) for kind in _METHODS]
 
 
-def check_keys(keys: Iterable[str], methods: Sequence[MethodSpec] = ()) -> None:
+def check_keys(keys: Iterable[str]) -> None:
     """Raise ``ConfigError`` for an unknown key; the error suggests the most similar valid key.
 
-    All settings, and the arguments of built-in methods and of ``methods``, are valid. For a key in
-    a method's table, the error lists only the arguments of ``methods``.
+    Arguments of methods are not checked here, but by the methods (`Spec.check`).
     """
     for key in keys:
-        if key in schema() or key in _NAMES or key in default_values():
-            continue
-        named = [method for method in methods if key.startswith(f"{method.TABLE}.")]
-        arguments = {
-            f"{m.TABLE}.{argument_to_key(a)}" for m in named for a in m.factory.arguments()
-        }
-        if key in arguments:
-            continue
-        valid = (arguments | {m.KEY for m in named}) or default_values()
-        words = unknown("run config key", key, valid, key_help())
-        if named and not arguments:
-            names = ", ".join(m.name for m in named)
-            words += f" {names} has no arguments, that is, no keyword-only parameters."
-        raise ConfigError(words)
+        if not (key in schema() or key in _NAMES or is_argument(key)):
+            raise ConfigError(unknown("run config key", key, default_values(), key_help()))
+
+
+def refuse_keys(keys: Container[str], otherwise: Mapping[str, str], what: str) -> None:
+    """Raise ``ConfigError`` if ``keys`` has a key of ``otherwise``, which says what to do instead.
+
+    ``what`` does not accept these keys, such as "a comparison".
+    """
+    for key, instead in otherwise.items():
+        if key in keys:
+            raise ConfigError(f"{key}: {what} does not accept this setting: {instead}.")
 
 
 def is_setting(key: str) -> bool:
@@ -565,8 +562,8 @@ def check_tuned(configs: Sequence[RunConfig]) -> None:
     These are arguments of built-in methods and of the methods of ``configs``.
     """
     methods = [method for config in configs for method in (config.client, config.strategy)]
-    own = (f"{m.TABLE}.{argument_to_key(a)}" for m in methods for a in m.factory.arguments())
     for tuned in {config.tuned for config in configs if config.tuned}:
+        own = (f"{m.TABLE}.{argument_to_key(a)}" for m in methods for a in m.factory.arguments())
         keys = dict.fromkeys([*key_help(), *own])
         tables = "train.", "server.", *METHOD_TABLES
         valid = [key for key in keys if key.startswith(tables) and key not in _NAMES]

@@ -85,8 +85,8 @@ def place_clients(runs: Sequence[RunConfig], num_clients: int) -> Placement:
     pinned = config.train.device.startswith("cuda:")
     free, need = memory(runs, device)
     client = max(need.client, 1)
-    # One of the GPUs also runs the server's tests.
-    fitting = max(1, (free - need.server) // client) + (not pinned) * (count - 1) * (free // client)
+    others = 0 if pinned else count - 1  # GPUs that do not run the server's tests
+    fitting = max(1, (free - need.server) // client) + others * (free // client)
     slots = config.workers or cpus() // config.client_cpus
     workers = max(1, min(slots, fitting, num_clients))
     line = f"{name}, {counted(workers, 'client')} at a time"

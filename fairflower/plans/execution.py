@@ -207,18 +207,16 @@ def run_comparison(
     announce(plan, console)
     with locked_folder(folder):
         left = remaining_plan(plan, folder / "runs", console)
-        folders: list[Path] = []
         try:
-            execute(left, console, folders, jobs, home=folder)
+            execute(left, console, jobs, home=folder)
         finally:
-            if folders or len(left.runs) < len(plan.runs):
+            if any(folder.glob("runs/*/run.json")):
                 at_end()
 
 
 def execute(
     plan: Plan,
     console: Console,
-    folders: list[Path] | None = None,
     jobs: int | None = 1,
     on_round: OnRound | None = None,
     study: Study | None = None,
@@ -228,8 +226,6 @@ def execute(
 
     Parameters
     ----------
-    folders : list, optional
-        Receives each run folder when its run ends, even if a later run fails.
     jobs : int or None
         Number of parallel runs; None means `auto_jobs`.
     on_round : callable, optional
@@ -242,7 +238,7 @@ def execute(
     Raises ``KeyboardInterrupt`` after Ctrl-C, SIGTERM or a notebook's stop button, and, after all
     other runs have ended, the first failure of a run: a ``UserError`` or an ``OSError``.
     """
-    folders = [] if folders is None else folders
+    folders: list[Path] = []
     if not plan.runs:
         return folders
     for track in dict.fromkeys(config.track for config in plan.runs):

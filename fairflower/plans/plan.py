@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, product
@@ -134,23 +134,20 @@ def _share(choices: Sequence[Choice], shared: Mapping[str, Any]) -> list[Choice]
     ]
 
 
-def parse_seeds(text: str, name: str = "seeds") -> list[int]:
-    """Parse the numbers in the value of an argument ``name``, for example ``"0,1,5"`` or ``"0-2"``.
+def parse_seeds(given: str | Iterable[int], name: str = "seeds") -> list[int]:
+    """Return numbers of federations or seeds; raise ``ConfigError`` if they are none.
 
-    >>> parse_seeds("0-2"), parse_seeds("3,7")
-    ([0, 1, 2], [3, 7])
+    >>> parse_seeds("0-2"), parse_seeds("3,7"), parse_seeds(range(2))
+    ([0, 1, 2], [3, 7], [0, 1])
     """
-    first, dash, last = text.partition("-")
-    numbers: Iterable[Any] = text.split(",")
-    if dash:
-        ends = first.strip(), last.strip()
-        short = all(end.isdecimal() and len(end) < 10 for end in ends)
-        numbers = range(int(first), int(last) + 1) if short else ()
-    return _distinct(numbers, f"{name} {text!r}")
-
-
-def _distinct(numbers: Iterable[Any], given: str) -> list[int]:
-    """Return numbers of federations or seeds; raise ``ConfigError`` if they are none."""
+    numbers: Iterable[Any] = given
+    if isinstance(given, str):
+        first, dash, last = given.partition("-")
+        numbers = given.split(",")
+        if dash:
+            ends = first.strip(), last.strip()
+            short = all(end.isdecimal() and len(end) < 10 for end in ends)
+            numbers = range(int(first), int(last) + 1) if short else ()
     try:
         values = list(islice(numbers, MAX_SEEDS + 1))
         found = [int(value) for value in values]
@@ -160,7 +157,8 @@ def _distinct(numbers: Iterable[Any], given: str) -> list[int]:
     except (TypeError, ValueError, OverflowError):
         pass
     raise ConfigError(
-        f"{given}: expected distinct numbers >= 0, at most {MAX_SEEDS}, for example 0,1,2 or 0-2."
+        f"{name} = {quoted(given)}: expected distinct numbers >= 0, at most {MAX_SEEDS}, for "
+        "example 0,1,2 or 0-2."
     )
 
 
@@ -180,31 +178,22 @@ def replicates(
             "federations and seeds cannot be combined, because a federation's number is also its "
             "seed. Remove one of them."
         )
-    name, values = ("federations", federations) if seeds is None else ("seeds", seeds)
-    values = FEDERATIONS if values is None else values
-    if isinstance(values, str):
-        return parse_seeds(values, name), seeds is None
-    return _distinct(values, f"{name} = {quoted(values)}"), seeds is None
+    if seeds is not None:
+        return parse_seeds(seeds), False
+    return parse_seeds(FEDERATIONS if federations is None else federations, "federations"), True
 
 
-#: Settings that cannot be the same for all runs of a comparison -> what to do instead.
-_OF_EACH = {
-    "seed": "use federations or seeds",
-    "run-name": "runs are named after their method and seed",
-    "output-dir": "use --output-dir (in Python, output_dir)",
-    "resume": "use the --output-dir (in Python, output_dir) of the comparison to resume",
-    "data.seed": "federations sets it; use seeds for several seeds on one federation",
-}
-
-
-def check_of_all(keys: Container[str], federated: bool) -> None:
-    """Raise ``ConfigError`` for a setting that each run of a comparison has for itself.
-
-    With ``federated``, each federation has its own ``data.seed``.
-    """
-    for key, instead in _OF_EACH.items():
-        if key in keys and (federated or key != "data.seed"):
-            raise ConfigError(f"{key}: a comparison does not accept this setting: {instead}.")
+def settings_of_each(federated: bool) -> dict[str, str]:
+    """Return the settings that each run of a comparison has for itself, and what to do instead."""
+    of_federations = {
+        "data.seed": "federations sets it; use seeds for several seeds on one federation"
+    }
+    return {
+        "seed": "use federations or seeds",
+        "run-name": "runs are named after their method and seed",
+        "output-dir": "use --output-dir (in Python, output_dir)",
+        "resume": "use the --output-dir (in Python, output_dir) of the comparison to resume",
+    } | (of_federations if federated else {})
 
 
 def redrawable(flat: Mapping[str, Any]) -> bool:

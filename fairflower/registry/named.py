@@ -181,19 +181,17 @@ class Registry(UserDict[str, Any]):
     def _fits(self, thing: Any) -> bool:
         """Return whether an attribute of a module may be meant by a misspelled name."""
         if not self._base:
-            return inspect.isfunction(thing)
+            return callable(thing) and not isinstance(thing, type)
         base = _attribute(self._base)
         return isinstance(thing, type) and issubclass(thing, base) and thing is not base
 
     def _check_entry(self, start: str, entry: Any) -> None:
-        if not self._base:
-            if not callable(entry) or isinstance(entry, type):
-                raise ConfigError(f"{start}: expected a function, got {entry!r}.")
-            return
         if not self._fits(entry) and not (self._makers and inspect.isroutine(entry)):
-            base_name = self._base.replace(":", ".")
+            wanted = f"a subclass of {self._base.replace(':', '.')}" if self._base else "a function"
             maker = ", or a function that returns an instance" if self._makers else ""
-            raise ConfigError(f"{start}: expected a subclass of {base_name}{maker}, got {entry!r}.")
+            raise ConfigError(f"{start}: expected {wanted}{maker}, got {entry!r}.")
+        if not self._base:
+            return
         try:
             arguments = {*argument_specs(entry)}
         except ConfigError as error:

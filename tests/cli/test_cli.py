@@ -229,7 +229,7 @@ def test_data_show_draws_a_contact_sheet(tmp_path):
     [
         (["run", *QUICK, "--set=min-clients=9"], 2, "min-clients = 9"),
         (["compare", "--seeds=0", "--federations=0-4"], 2, "cannot be combined"),
-        (["compare", "--federations=0-x"], 2, "federations '0-x': expected distinct numbers"),
+        (["compare", "--federations=0-x"], 2, "federations = '0-x': expected distinct numbers"),
         (["compare", "--set=data.seed=3"], 2, "data.seed: a comparison does not accept"),
     ],
 )
@@ -600,7 +600,7 @@ def test_engine_options_run_one_job_at_a_time_by_default(given, jobs, tmp_path, 
     monkeypatch.setattr(
         execution,
         "execute",
-        lambda plan, console, folders, jobs, home: asked.append(jobs or auto_jobs(plan)),
+        lambda plan, console, jobs, home: asked.append(jobs or auto_jobs(plan)),
     )
     call("compare", "--seeds=0", *given, "--set=train.device=cpu", f"--output-dir={tmp_path}")
     assert asked == [jobs]

@@ -89,13 +89,10 @@ def test_later_runs_of_a_plan_may_have_more_clients_than_the_first(tmp_path: Pat
     """As if each domain is held out in turn and the domains have different numbers of clients."""
     runs = [config(tmp_path, **{"data.clients-per-domain": clients}) for clients in (1, 2)]
     impossible = config(tmp_path, **{"data.clients-per-domain": 10**6})
-    folders: list[Path] = []
     with pytest.raises(DataError):
-        execute(Plan([*runs, impossible]), Console(quiet=True), folders, 1)
-    assert [json.loads((path / "run.json").read_text())["status"] for path in folders] == [
-        "completed",
-        "completed",
-    ]
+        execute(Plan([*runs, impossible]), Console(quiet=True))
+    statuses = [json.loads(path.read_text())["status"] for path in tmp_path.rglob("run.json")]
+    assert statuses == ["completed", "completed"]
 
 
 def test_a_stopped_command_says_how_to_resume_it(
