@@ -30,7 +30,7 @@ from fairflower.config.text import (
 )
 from fairflower.errors import ConfigError, RunFolderError, quoted
 from fairflower.paths import new_folder, path_of, run_folders
-from fairflower.plans.execution import announce, execute, run_comparison
+from fairflower.plans.execution import announce, execute, parse_jobs, run_comparison
 from fairflower.plans.plan import (
     Plan,
     domains_to_hold_out,
@@ -254,8 +254,7 @@ def compare(
         If a run cannot start or continue; the message explains what to do. If a run fails, the
         exception is raised after all other runs have ended.
     """
-    if jobs is not None and not (isinstance(jobs, int | np.integer) and jobs >= 1):
-        raise ConfigError(f"jobs = {quoted(jobs)}: expected a whole number >= 1, or None.")
+    parallel_runs = parse_jobs(jobs)
     if not isinstance(leave_one_domain_out, bool | np.bool_):
         raise ConfigError(
             f"leave_one_domain_out = {quoted(leave_one_domain_out)}: expected True or False."
@@ -274,7 +273,7 @@ def compare(
     held_out = domains_to_hold_out(flat) if leave_one_domain_out else []
     rows = strategy_configs, numbers, None, client_configs
     plan = Plan.grid(flat, *rows, federated, held_out, references)
-    run_comparison(plan, folder, Console(quiet=not progress), jobs)
+    run_comparison(plan, folder, Console(quiet=not progress), parallel_runs)
     return read(folder / "runs")
 
 

@@ -27,7 +27,7 @@ from fairflower.config.run import refuse_keys
 from fairflower.config.text import counted
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder, run_folders
-from fairflower.plans.execution import announce, execute, run_comparison
+from fairflower.plans.execution import announce, execute, parse_jobs, run_comparison
 from fairflower.plans.plan import (
     FEDERATIONS,
     Plan,
@@ -205,15 +205,6 @@ def evaluate(
     plan = Plan([evaluation_config(trained, overrides.settings)])
     folders = execute(plan, console)
     print_report(folders)
-
-
-def parse_jobs(jobs: str) -> int | None:
-    """Return the value of ``--jobs`` as a number, or None for ``auto``."""
-    if jobs == "auto":
-        return None
-    if not jobs.isdecimal() or int(jobs) < 1:
-        raise ConfigError(f"--jobs {jobs!r}: expected auto or a positive whole number.")
-    return int(jobs)
 
 
 def plan_of(

@@ -16,13 +16,13 @@ from fairflower.cli.options import (
     with_settings,
 )
 from fairflower.cli.report import print_report
-from fairflower.cli.run import parse_jobs, plan_of
+from fairflower.cli.run import plan_of
 from fairflower.cli.terminal import console, say
 from fairflower.config.run import refuse_keys
 from fairflower.config.text import counted
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
-from fairflower.plans.execution import check_parallel, execute, locked_folder
+from fairflower.plans.execution import check_parallel, execute, locked_folder, parse_jobs
 from fairflower.plans.plan import replicates
 
 if TYPE_CHECKING:

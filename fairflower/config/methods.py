@@ -161,14 +161,9 @@ class ModelSpec(Spec):
     REGISTRY = MODELS
 
     @property
-    def family(self) -> str:
-        """Library that provides the network, such as ``timm``; empty for another model."""
-        return self.REGISTRY.family(self.name)
-
-    @property
-    def pretrained(self) -> bool:
-        """Whether the network supports ``model.weights``: it has a parameter ``weights``."""
-        return self.takes("weights")
+    def known(self) -> bool:
+        """Whether the network is built in or of a library, such as ``timm``, and not a user's."""
+        return self.name in self.REGISTRY.data or bool(self.REGISTRY.family(self.name))
 
     def takes(self, name: str) -> bool:
         """Return whether the network has a parameter that is no argument of ``model.name``."""
@@ -184,18 +179,19 @@ class ModelSpec(Spec):
         ``task`` is a `fairflower.tasks.Task`, or None if it is not known yet. A user's network is
         tried instead (`fairflower.models.build`).
         """
-        known = self.name in self.REGISTRY.data or self.family
         kinds = getattr(self.factory, "kinds", ("images",))
         default = task.models.get(kind, MODEL_OF[kind]) if task else MODEL_OF[kind]
         remedy = f"Set it to {default} (--model {default})"
         if kind not in kinds:
-            hint = "" if known else f", or set {self.name}.kinds = ({kind!r},) if that is wrong"
+            hint = (
+                "" if self.known else f", or set {self.name}.kinds = ({kind!r},) if that is wrong"
+            )
             raise ConfigError(
                 f"model.name = {self.name!r}: this model accepts {' or '.join(kinds)}, but the "
                 f"data are {kind}. {remedy}{hint}."
             )
         dims = getattr(self.factory, "output_dims", (1,))
-        if task and known and (needed := output_dims(task, kind)) not in dims:
+        if task and self.known and (needed := output_dims(task, kind)) not in dims:
             outputs = " or ".join(OUTPUTS[n] for n in dims)
             raise ConfigError(
                 f"model.name = {self.name!r}: its output for an example is {outputs}, but the task "

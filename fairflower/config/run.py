@@ -452,8 +452,8 @@ def _check_reference(config: RunConfig, exchanges: Sequence[Any]) -> None:
 def _check_model(model: ModelConfig) -> None:
     """Raise ``ConfigError`` if a model does not support the configured weights or adapter."""
     chosen = ModelSpec.read(model.name)
-    if model.weights and not chosen.pretrained:
-        others = ", ".join(sorted(name for name in MODELS if ModelSpec(name).pretrained))
+    if model.weights and not chosen.takes("weights"):
+        others = ", ".join(sorted(name for name in MODELS if ModelSpec(name).takes("weights")))
         raise ConfigError(
             f"model.weights = {quoted(model.weights)}: {model.name} does not support pretrained "
             f"weights. Remove it, or choose {others}."

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from fairflower.config.methods import AdapterSpec, ModelSpec
 from fairflower.errors import ConfigError
-from fairflower.registry import KINDS, MODELS
+from fairflower.registry import KINDS
 from fairflower.tasks import CLASSIFICATION, Task, task_of
 
 logger = logging.getLogger(__name__)
@@ -371,7 +371,7 @@ def build(
     task = task or task_of(CLASSIFICATION)
     output = task.output_shape(num_classes, shape)
     chosen.check_fit(KINDS[len(shape)], task)
-    given: dict[str, Any] = {"weights": weights} if weights and chosen.pretrained else {}
+    given: dict[str, Any] = {"weights": weights} if weights and chosen.takes("weights") else {}
     given |= {"output": output} if chosen.takes("output") else {}
     try:
         if not isinstance(chosen.factory, type):
@@ -403,7 +403,7 @@ def build(
                     model = _with_head(chosen.name, model, _two_examples(shape))
     if not isinstance(model, Model):
         raise ConfigError(f"model.name = {name!r}: expected a network, got {type(model)!r}.")
-    if chosen.name not in MODELS.data and not chosen.family:
+    if not chosen.known:
         _check_model(chosen, model, output, shape)
     if not task.classes:
         _check_output(chosen, model, output, shape, task)

@@ -28,6 +28,7 @@ from fairflower.errors import (
     RunInterrupted,
     error_text,
     installed,
+    quoted,
     require,
 )
 from fairflower.numerics.threads import cpus
@@ -198,7 +199,7 @@ def run_comparison(
     """Run the remaining runs of a comparison; their run folders are in ``folder/runs``.
 
     Completed runs are kept, and unfinished runs are resumed. ``at_end`` is called when the runs
-    have ended, even after a failure or an interruption, provided that some run can be read. Raises
+    have ended, even after a failure or an interruption, if there are any run folders. Raises
     ``ConfigError`` if another process uses the folder, its runs used other data, or the clients of
     parallel ``jobs`` would be parallel, too, and what `execute` raises.
     """
@@ -383,6 +384,15 @@ _INACTIVE: dict[str, tuple[Any, ...]] = {
     "workers": (0,),
     "client-gpus": ("auto", 0),
 }
+
+
+def parse_jobs(jobs: str | int | None) -> int | None:
+    """Return a number of parallel runs; None, for ``"auto"`` and None, means `auto_jobs`."""
+    if jobs in (None, "auto"):
+        return None
+    if not str(jobs).isdecimal() or int(jobs) < 1:
+        raise ConfigError(f"jobs = {quoted(jobs)}: expected auto or a whole number >= 1.")
+    return int(jobs)
 
 
 def check_parallel(plan: Plan, what: str) -> None:

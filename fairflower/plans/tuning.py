@@ -12,11 +12,11 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from fairflower.arguments import Search
+from fairflower.arguments import ArgumentSpec, Search
 from fairflower.config import RunConfig
 from fairflower.config.run import changed_settings, tuned_keys
 from fairflower.config.settings import SERVER_LR
@@ -35,15 +35,7 @@ from fairflower.server.checkpoint import check_same_examples, check_same_parts
 from fairflower.server.contents import divergence, read_config, read_facts
 
 
-class TunableArgument(NamedTuple):
-    """An argument to tune: its range, the paper's value, and whether it is an integer."""
-
-    search: Search
-    default: float
-    whole: bool
-
-
-def search_space(config: RunConfig, training: bool = False) -> dict[str, TunableArgument]:
+def search_space(config: RunConfig, training: bool = False) -> dict[str, ArgumentSpec]:
     """Return the arguments to tune of a config's strategy and client, by run config key.
 
     These are all arguments that have a numeric default and a search range and that the config does
@@ -52,23 +44,22 @@ def search_space(config: RunConfig, training: bool = False) -> dict[str, Tunable
     times the config's value, and the number of local epochs, from 1 to twice the config's value.
     """
     arguments = {
-        f"{choice.TABLE}.{argument_to_key(name)}": TunableArgument(
-            spec.search, spec.default, spec.whole
-        )
+        f"{choice.TABLE}.{argument_to_key(name)}": spec
         for choice in (config.strategy, config.client)
         for name, spec in choice.factory.argument_specs().items()
         if spec.search and isinstance(spec.default, (int, float)) and name not in choice.args
     }
     if (server := config.server).optimizer != "none":
         lr = server.lr or SERVER_LR[server.optimizer]
-        arguments["server.lr"] = TunableArgument(Search(lr / 10, 10 * lr, log=True), lr, False)
+        arguments["server.lr"] = ArgumentSpec(lr, search=Search(lr / 10, 10 * lr, log=True))
         if server.optimizer not in ("sgd", "adagrad"):
-            arguments["server.momentum"] = TunableArgument(Search(0, 0.99), server.momentum, False)
+            arguments["server.momentum"] = ArgumentSpec(server.momentum, search=Search(0, 0.99))
     lr, epochs = config.train.lr, config.train.local_epochs
     if training and lr > 0:
-        arguments["train.lr"] = TunableArgument(Search(lr / 5, 5 * lr, log=True), lr, False)
+        arguments["train.lr"] = ArgumentSpec(lr, search=Search(lr / 5, 5 * lr, log=True))
     if training and epochs > 0:
-        arguments["train.local-epochs"] = TunableArgument(Search(1, 2 * epochs), epochs, True)
+        search = Search(1, 2 * epochs)
+        arguments["train.local-epochs"] = ArgumentSpec(epochs, whole=True, search=search)
     return arguments
 
 
@@ -136,7 +127,7 @@ class MethodStudy:
             return {key: argument.default for key, argument in self.search_space.items()}
         seeds = {key: derive_seed(self.config.seed, number, key) for key in self.search_space}
         return {
-            key: argument.search.at(np.random.default_rng(seeds[key]).random(), argument.whole)
+            key: argument.at(np.random.default_rng(seeds[key]).random())
             for key, argument in self.search_space.items()
         }
 
@@ -150,7 +141,7 @@ class MethodStudy:
             self.finished.get(number) or Trial(number, self.values(number), "unfinished")
             for number in range(self.budget)
         ]
-        ranges = {key: argument.search for key, argument in self.search_space.items()}
+        ranges = {k: spec.search for k, spec in self.search_space.items() if spec.search}
         metric = self.metric.legible(float(np.mean(t.scores)) for t in trials if t.scores)
         return Tuned(self.name, ranges, tuple(trials), self.protocol.select, metric)
 

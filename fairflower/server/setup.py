@@ -33,7 +33,7 @@ from fairflower.models import Model, frozen_digest, initial_local_arrays, to_num
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.numerics.scores import Score
 from fairflower.participation.availability import Trace, read_availability
-from fairflower.registry import MODELS, RANDOM_WEIGHTS
+from fairflower.registry import RANDOM_WEIGHTS
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.registry.user_metrics import direction, load_metrics, metric_names
 from fairflower.secure.protocol import SMALLEST_SUM
@@ -298,7 +298,7 @@ def _check_network(
     """Raise ``ConfigError`` if a user's network fails in training on made-up examples."""
     chosen, client = ModelSpec.read(config.model.name), config.client
     federation = evaluator.federation
-    if chosen.family or chosen.name in MODELS.data:
+    if chosen.known:
         return
     model = build_model(config.model, client, federation, config.seed)
     data = made_up(federation.shape, federation.num_classes, federation.learns)

@@ -239,7 +239,7 @@ def test_invalid_arguments_of_run_are_refused_before_a_folder_is_written(
         ({"clients": len}, "client = <built-in function len>: expected a name"),
         ({"seeds": [1.5]}, r"seeds = \[1.5\]: expected distinct numbers"),
         ({"seeds": [float("inf")]}, "expected distinct numbers"),
-        ({"jobs": "2"}, "jobs = '2': expected a whole number"),
+        ({"jobs": "two"}, "jobs = 'two': expected auto or a whole number"),
         ({"output_dir": b"x"}, "output_dir = b'x': expected a path"),
         ({"output_dir": "a\0"}, "output_dir = 'a.x00': expected a path"),
         ({"leave_one_domain_out": "no"}, "leave_one_domain_out = 'no': expected True or False"),
