@@ -11,7 +11,7 @@ import os
 import pickle
 import signal
 import threading
-from collections import Counter, deque
+from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -113,7 +113,7 @@ class _Runs:
     ) -> None:
         self._console, self._folders = console, folders
         self._processes, self._study = processes, study
-        self._failures: Counter[str] = Counter()
+        self._retried: set[str] = set()  # names of the runs that have failed once
         self.over = 0  # number of runs that have ended and are not retried
         self.failure: BaseException | None = None  # first failure of a run
 
@@ -121,11 +121,13 @@ class _Runs:
         """Record how a run ended; return the runs to start next."""
         name = self._study.title(config) if self._study else run_title(config)
         title = f"{name}, seed {config.seed}"
+        first = (key := config.run_name or title) not in self._retried
         problem: Exception | None = None
         try:
             folder, line = future.result()
         except (BrokenProcessPool, RunInterrupted):
-            if self._count_failure(config, title) == 1:
+            if first:
+                self._retried.add(key)
                 self._print("yellow", f"{title}: its process died.", "The run is retried.")
                 return self._again(config)
             problem = EngineError(
@@ -133,10 +135,9 @@ class _Runs:
                 "the command with fewer parallel runs (--jobs) to resume the run."
             )
         except GpuMemoryError as error:
-            retries = (
-                config.gpu_memory_errors == "retry" and self._count_failure(config, title) == 1
-            )
+            retries = first and config.gpu_memory_errors == "retry"
             if retries and (left := self._processes.halve()):
+                self._retried.add(key)
                 after = f"The run is retried; the number of parallel runs is now {left}."
                 self._print("yellow", f"{title} ran out of GPU memory.", after)
                 return self._again(config)
@@ -154,11 +155,6 @@ class _Runs:
             self.failure = self.failure or problem
             self._print("red", f"{title} failed:", error_text(problem))
         return more
-
-    def _count_failure(self, config: RunConfig, title: str) -> int:
-        """Count a failure that is retried once; return the number of such failures of the run."""
-        self._failures[config.run_name or title] += 1
-        return self._failures[config.run_name or title]
 
     def _again(self, config: RunConfig) -> list[RunConfig]:
         """Return the runs to start after a run's process died, including this run if needed."""

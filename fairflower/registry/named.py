@@ -16,6 +16,7 @@ from collections import Counter, UserDict
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from fairflower.arguments import argument_specs, shared_arguments
@@ -83,9 +84,9 @@ class Registry(UserDict[str, Any]):
         entry.
         """
         if name in self.data:
-            return _attribute(self.place(name))
+            return resolve_name(self.place(name))
         if family := self.family(name):
-            function = _attribute(f"{self.package}.{self.families[family]}")
+            function = resolve_name(f"{self.package}.{self.families[family]}")
             member = functools.partial(function, name.partition(":")[2])
             named = {"__module__": function.__module__, "__name__": name}
             member.__dict__.update(vars(function) | named)
@@ -182,7 +183,7 @@ class Registry(UserDict[str, Any]):
         """Return whether an attribute of a module may be meant by a misspelled name."""
         if not self._base:
             return callable(thing) and not isinstance(thing, type)
-        base = _attribute(self._base)
+        base = resolve_name(self._base)
         return isinstance(thing, type) and issubclass(thing, base) and thing is not base
 
     def _check_entry(self, start: str, entry: Any) -> None:
@@ -203,7 +204,7 @@ class Registry(UserDict[str, Any]):
             ) from error
         if self.lines:  # no method: its arguments are not settings beside those of its base
             return
-        if taken := sorted({"name", *shared_arguments(_attribute(self._base))} & arguments):
+        if taken := sorted({"name", *shared_arguments(resolve_name(self._base))} & arguments):
             raise ConfigError(
                 f"{start}: its constructor has the argument {taken[0]!r}, which every {self.kind} "
                 "has already. Rename the argument."
@@ -237,8 +238,3 @@ def _entry_points(group: str) -> tuple[EntryPoint, ...]:
 def _cached_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """Return the entry points of a group; cached for each ``sys.path``, because it takes 10 ms."""
     return tuple(sorted(entry_points(group=group), key=lambda offer: (offer.name, offer.value)))
-
-
-def _attribute(place: str) -> Any:
-    module, _, attribute = place.partition(":")
-    return getattr(importlib.import_module(module), attribute)
