@@ -161,6 +161,11 @@ class ArgumentSpec:
         """Whether the annotation limits the values, by a range, a list of words or ``bool``."""
         return self.range is not None or bool(self.words) or self.truth
 
+    def at(self, place: float) -> float:
+        """Return the number at position ``place`` (0 to 1) in the interval `search`."""
+        assert self.search is not None
+        return self.search.at(place, self.whole)
+
     def check(self, key: str, value: Any) -> None:
         """Raise ``ConfigError`` if a value is not allowed; the error lists the allowed values."""
         if (allowed := self._allowed_instead(value)) is not None:

@@ -33,8 +33,8 @@ from fairflower.data.sites import as_in, groups_in, open_site
 from fairflower.errors import ConfigError, logger, public_text
 from fairflower.flower_compat import is_supernode
 from fairflower.models import Model, frozen_digest
-from fairflower.registry.measurements import MEASUREMENTS, load_measurement
-from fairflower.registry.user_metrics import FAILED_METRICS, load_function
+from fairflower.registry.measurements import MEASUREMENTS
+from fairflower.registry.user_metrics import FAILED_METRICS
 from fairflower.secure.client import limit_tests, must_mask, secure_mod
 from fairflower.secure.sums import SUMS, vector_of
 from fairflower.secure.vectors import MaskingInstructions
@@ -293,10 +293,8 @@ def _model(*settings: Any) -> tuple[Model, str]:
 
 
 def forget_code() -> None:
-    """Forget networks, functions and images, which may have been changed in a notebook."""
+    """Forget networks and images, which may have been changed in a notebook."""
     _model.cache_clear()
-    load_function.cache_clear()
-    load_measurement.cache_clear()
     forget_stamps()
 
 

@@ -103,11 +103,11 @@ EXTRAS = {
 }
 
 
-def quoted(value: object, most: int = 120) -> str:
-    """Return the ``repr`` of a value for an error message, shortened if it is long.
+def quoted(value: object) -> str:
+    """Return the ``repr`` of a value for an error message, at most 120 characters of it.
 
-    >>> quoted(0.1), quoted("x" * 200, most=9), quoted(16**5000)
-    ('0.1', "'xxx...xx'", 'a whole number with 20001 bits')
+    >>> quoted(0.1), len(quoted("x" * 200)), quoted(16**5000)
+    ('0.1', 120, 'a whole number with 20001 bits')
     """
     try:
         text = repr(value)
@@ -115,8 +115,7 @@ def quoted(value: object, most: int = 120) -> str:
         if isinstance(value, int):
             return f"a whole number with {value.bit_length()} bits"
         return f"a {type(value).__name__} nested too deeply"
-    half = (most - 3) // 2
-    return text if len(text) <= most else f"{text[: half + 1]}...{text[-half:]}"
+    return text if len(text) <= 120 else f"{text[:59]}...{text[-58:]}"
 
 
 def shorten_error(reason: str) -> str:

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shlex
 import stat
 from contextlib import suppress
 from datetime import datetime
@@ -16,6 +17,10 @@ from fairflower.errors import ConfigError, quoted
 RUN_FILES = frozenset(
     ("run.json", "config.toml", "history.csv", "diagnostics.jsonl", "log.txt", "model.safetensors")
 )
+
+#: Trials in the folder of a study. The folder `trials` in ~/.fairflower has trial deployments,
+#: which have other names.
+TRIALS = "trials/*-trial*"
 
 
 def home() -> Path:
@@ -56,20 +61,30 @@ def client_states() -> Path:
     return home() / "state"
 
 
-def new_folder(kind: str, chosen: str | Path | None = None) -> Path:
+def new_folder(kind: str, chosen: str | PathLike[str] | None = None) -> Path:
     """Return the chosen folder, or a folder below ``kind`` named after the time and process id."""
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-    return Path(chosen or home() / kind / name).expanduser().absolute()
+    folder = home() / kind / name if chosen is None else path_of("output_dir", chosen)
+    return folder.expanduser().absolute()
 
 
 def run_folders(*paths: Path) -> list[Path]:
     """Return the paths that are run folders or files, and all run folders below the others.
 
     Each is returned once, though ``grid`` and ``grid/runs/*`` give it twice. Raises ``ConfigError``
-    if there is no run folder below a path.
+    if there is no run folder below a path, or a path is a study or contains one: trials are no test
+    runs.
     """
     folders: dict[Path, None] = {}
     for path in paths:
+        if studies := sorted({trial.parents[1] for trial in path.rglob(TRIALS)}):
+            found = f"{path} {'is a study' if path in studies else 'contains studies'}"
+            raise ConfigError(
+                f"{found}. For a report that includes the trials, repeat the study's "
+                "`fairflower tune` command with the same --output-dir; completed runs are kept. "
+                "For the test runs only, including those of earlier choices, name instead: "
+                f"{shlex.join(str(study / 'runs') for study in studies)}"
+            )
         single = (path / "run.json").exists() or not path.is_dir()
         matches = [path] if single else sorted(facts.parent for facts in path.rglob("run.json"))
         if not matches:

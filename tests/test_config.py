@@ -137,13 +137,12 @@ def test_the_label_does_not_depend_on_the_order_of_arguments(order):
         ({"engine": "spark"}, "expected auto or ray or flower or inline"),
         (
             {"strategy.name": "fedheal", "strategy.tua": 0.3},
-            "'strategy.tua'. Did you mean 'strategy.tau'[?] "
-            "Valid: strategy.beta, strategy.name, strategy.tau, strategy.variant[.]$",
+            "argument of fedheal 'tua'. Did you mean 'tau'[?] Valid: beta, tau, variant[.]$",
         ),
         (
             {"strategy.name": "fedavg", "strategy.foo": 0.3},
-            "'strategy.foo'. Valid: strategy.name. fedavg has no arguments, that is, no "
-            "keyword-only parameters[.]$",
+            "strategy.foo: fedavg has no arguments, that is, its constructor has no keyword-only "
+            "parameters. Remove the argument[.]$",
         ),
         ({"data.fraction": 0.1, "data.examples-per-client": 5}, "Set one to 0"),
     ],
@@ -211,7 +210,7 @@ def test_config_files_that_python_cannot_parse_or_open_are_refused(text, tmp_pat
     with pytest.raises(ConfigError, match=r"bad\.toml is not valid TOML"):
         read_toml(tmp_path / "bad.toml")
     for name in ("no\0file", "no\ud800file"):
-        with pytest.raises(ConfigError, match="Cannot read the config file"):
+        with pytest.raises(ConfigError, match=r"config file = .*: expected a path"):
             read_toml(tmp_path / name)
 
 

@@ -119,15 +119,17 @@ def test_engine_auto_is_ray_if_installed_and_else_inline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = RunConfig(workers=2)
-    assert execution.chosen_engine(config) == "inline"
-    assert execution.engine_line(config).endswith("; workers = 2 has no effect")
-    assert execution.engine_line(RunConfig(engine="inline")) == ""
-    line = execution.engine_line(RunConfig(engine="inline", workers=4))
+    engine, line = execution.chosen_engine(config)
+    assert engine == "inline"
+    assert "because Ray is not installed" in line
+    assert line.endswith("; workers = 2 has no effect")
+    inline = RunConfig(engine="inline")
+    assert execution.chosen_engine(inline) == ("inline", "")
+    line = execution.chosen_engine(RunConfig(engine="inline", workers=4))[1]
     assert line == "inline, one client at a time; workers = 4 has no effect"
     monkeypatch.setattr(execution, "installed", lambda library: True)
-    assert execution.chosen_engine(config) == "ray"
-    assert execution.chosen_engine(RunConfig(engine="inline")) == "inline"
-    assert execution.engine_line(config).endswith("Ray's start would take longer than it saves")
+    assert execution.chosen_engine(config) == ("ray", "")
+    assert execution.chosen_engine(inline) == ("inline", "")
 
 
 @pytest.mark.usefixtures("training_alone")

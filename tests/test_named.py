@@ -468,7 +468,7 @@ def test_an_unusable_strategy_is_refused_with_the_reason(
 
 def test_a_misspelled_argument_suggests_the_strategys_own(mine: Packages) -> None:
     (strategy,) = StrategyConfig.parse("mine:Mine:powr=1")
-    with pytest.raises(ConfigError, match=r"Did you mean 'strategy\.power'\?") as raised:
+    with pytest.raises(ConfigError, match=r"Did you mean 'power'\?") as raised:
         RunConfig.from_flat(strategy.override({}))
     assert "strategy.tau" not in str(raised.value)
 

@@ -15,12 +15,11 @@ from experiments.leaderboard.ledger import Ledger
 from experiments.leaderboard.runs import LeaderboardRuns, progress
 from experiments.leaderboard.stages import Stages
 from fairflower.cli.options import DataDir, InlineJobs
-from fairflower.cli.run import parse_jobs
 from fairflower.cli.terminal import console, friendly_errors, say_where
 from fairflower.config.text import names_in
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
-from fairflower.plans.execution import auto_jobs, execute, locked_folder
+from fairflower.plans.execution import auto_jobs, execute, locked_folder, parse_jobs
 from fairflower.plans.plan import Plan
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

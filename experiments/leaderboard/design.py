@@ -281,10 +281,9 @@ def _methods(path: Path, text: str) -> tuple[str, ...]:
 
 def _federations(path: Path, name: str, text: Any) -> tuple[int, ...]:
     try:
-        return tuple(parse_seeds(str(text)))
+        return tuple(parse_seeds(str(text), "federations"))
     except ConfigError as error:
-        reason = str(error).removeprefix("--seeds ")
-        raise ConfigError(f"{path}: {name}: federations {reason}") from error
+        raise ConfigError(f"{path}: {name}: {error}") from error
 
 
 def _margins(protocol: Mapping[str, Any]) -> Margins:
@@ -310,7 +309,10 @@ def _benchmark(
     about = {key: table[key] for key in _BENCHMARK if key in table}
     about = _checked(f"{path}: [benchmarks.{name}]", about, _BENCHMARK)
     confirmed = _methods(path, about.get("confirmed", protocol["confirmed"]))
-    references = references_named(protocol.get("references") or None, dashes=f"{path}: ")
+    try:
+        references = references_named(protocol.get("references") or None)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     own = {key: value for key, value in table.items() if key not in about}
     return Benchmark(
         name=name,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from fairflower.arguments import Search
+from fairflower.arguments import ArgumentSpec, Search
 from fairflower.config import RunConfig
 from fairflower.errors import ConfigError
-from fairflower.plans.tuning import TunableArgument, search_space
+from fairflower.plans.tuning import search_space
 
 LR = "train.lr"
 
@@ -19,7 +19,7 @@ _LOW, _HIGH = 0.25, 2.5
 _DIMENSIONS = 16
 
 
-def ranges(config: RunConfig) -> dict[str, TunableArgument]:
+def ranges(config: RunConfig) -> dict[str, ArgumentSpec]:
     """Return the settings to tune for a method: the learning rate and all arguments with a range.
 
     The learning rate comes first; its range is from a quarter to two and a half times that of the
@@ -28,13 +28,13 @@ def ranges(config: RunConfig) -> dict[str, TunableArgument]:
     """
     lr = config.train.lr
     return {
-        LR: TunableArgument(Search(_LOW * lr, _HIGH * lr, log=True), lr, False),
+        LR: ArgumentSpec(lr, search=Search(_LOW * lr, _HIGH * lr, log=True)),
         **search_space(config),
     }
 
 
 def points(
-    tunable: Mapping[str, TunableArgument], count: int, scrambling: int
+    tunable: Mapping[str, ArgumentSpec], count: int, scrambling: int
 ) -> list[dict[str, float]]:
     """Return the settings to try: the defaults, then ``count - 1`` points of a Sobol sequence.
 
@@ -56,7 +56,7 @@ def points(
         {key: argument.default for key, argument in tunable.items()},
         *(
             {
-                key: argument.search.at(float(place), argument.whole)
+                key: argument.at(float(place))
                 for (key, argument), place in zip(tunable.items(), row, strict=False)
             }
             for row in places

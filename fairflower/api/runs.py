@@ -6,7 +6,6 @@ Their arguments are converted to run config keys and methods.
 from __future__ import annotations
 
 import glob
-import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from os import PathLike
@@ -19,32 +18,24 @@ from rich.console import Console
 
 from fairflower.api.results import Result, Results
 from fairflower.config import ClientConfig, StrategyConfig
-from fairflower.config.methods import SPECS, Choice, MethodSpec
-from fairflower.config.run import check_keys, methods_of
+from fairflower.config.methods import PARTS, Choice
+from fairflower.config.run import check_keys, refuse_keys
 from fairflower.config.settings import SHORT_NAMES
 from fairflower.config.text import (
     argument_to_key,
     flatten_tables,
     is_argument,
-    key_to_argument,
     read_toml,
     unknown,
 )
 from fairflower.errors import ConfigError, RunFolderError, quoted
 from fairflower.paths import new_folder, path_of, run_folders
-from fairflower.plans.execution import (
-    announce,
-    check_no_studies,
-    execute,
-    resolve_jobs,
-    run_comparison,
-)
+from fairflower.plans.execution import announce, execute, parse_jobs, run_comparison
 from fairflower.plans.plan import (
     Plan,
-    check_of_all,
     domains_to_hold_out,
-    references_named,
     replicates,
+    settings_of_each,
     single_run_config,
 )
 from fairflower.registry import METRICS
@@ -63,7 +54,7 @@ SettingsLike = Mapping[str, Any] | str | PathLike[str]
 MethodLike = str | type | Mapping[str, Any]
 
 #: Key whose value names a class or a function -> the registry of names.
-_REGISTRIES = {kind.KEY: kind.REGISTRY for kind in SPECS} | {"evaluate.metrics": METRICS}
+_REGISTRIES = {kind.KEY: kind.REGISTRY for kind in PARTS.values()} | {"evaluate.metrics": METRICS}
 
 
 class ShortSettings(TypedDict, total=False):
@@ -150,7 +141,7 @@ def run(
     if resume is None:
         given = {StrategyConfig: strategy, ClientConfig: client}
         chosen = [method(kind, value) for kind, value in given.items() if value is not None]
-        config = single_run_config(settings_of(settings, chosen), chosen, overrides)
+        config = single_run_config(settings_of(settings), chosen, overrides)
     else:
         beside = {"settings": settings, "strategy": strategy, "client": client}
         config = resumed_config(path_of("resume", resume), overrides, beside)
@@ -263,37 +254,25 @@ def compare(
         If a run cannot start or continue; the message explains what to do. If a run fails, the
         exception is raised after all other runs have ended.
     """
-    if jobs is not None and not (isinstance(jobs, int | np.integer) and jobs >= 1):
-        raise ConfigError(f"jobs = {quoted(jobs)}: expected a whole number >= 1, or None.")
+    parallel_runs = parse_jobs(jobs)
     if not isinstance(leave_one_domain_out, bool | np.bool_):
         raise ConfigError(
             f"leave_one_domain_out = {quoted(leave_one_domain_out)}: expected True or False."
         )
-    numbers, federated = replicates(federations, seeds, dashes="")
+    numbers, federated = replicates(federations, seeds)
     strategy_configs = methods(StrategyConfig, strategies)
     client_configs = methods(ClientConfig, clients)
-    given = settings_of(settings, [*strategy_configs, *client_configs])
+    given = settings_of(settings)
     named = settings_from_options(options)
     # A file may also be used for single runs.
     of_all = {**given, **named} if isinstance(settings, Mapping) else named
-    check_of_all(of_all, federated, dashes="")
-    if (strategies is not None and not strategy_configs) or (
-        clients is not None and not client_configs
-    ):
-        raise ConfigError(
-            "strategies, clients: the list is empty. Name at least one method, or omit the "
-            "argument."
-        )
-    place = None if output_dir is None else path_of("output_dir", output_dir)
-    folder = new_folder("comparisons", place)
+    refuse_keys(of_all, settings_of_each(federated), "a comparison")
+    folder = new_folder("comparisons", output_dir)
     flat = given | named
-    parallel_runs = resolve_jobs(flat, jobs, dashes="")
-    flat = {key: value for key, value in flat.items() if key not in ("run-name", "resume")}
     flat["output-dir"] = str(folder / "runs")
     held_out = domains_to_hold_out(flat) if leave_one_domain_out else []
-    names = references_named(references, dashes="")
     rows = strategy_configs, numbers, None, client_configs
-    plan = Plan.grid(flat, *rows, federated, held_out, names)
+    plan = Plan.grid(flat, *rows, federated, held_out, references)
     run_comparison(plan, folder, Console(quiet=not progress), parallel_runs)
     return read(folder / "runs")
 
@@ -325,20 +304,17 @@ def read(*paths: str | PathLike[str]) -> Results:
 def _places(pattern: str | PathLike[str]) -> list[Path]:
     path = path_of("paths", pattern).expanduser()
     if path.exists() or not glob.has_magic(str(pattern)):
-        check_no_studies(path)
         return run_folders(path)
     matches = sorted(map(Path, glob.glob(str(path), recursive=True)))
-    check_no_studies(*matches)
     return run_folders(
         *(m for m in matches if m.suffix == ".csv" or (m.is_dir() and any(m.rglob("run.json"))))
     )
 
 
-def settings_of(settings: SettingsLike | None, chosen: Iterable[MethodSpec] = ()) -> dict[str, Any]:
+def settings_of(settings: SettingsLike | None) -> dict[str, Any]:
     """Return settings as flat run config keys; omit settings that are None.
 
-    An argument of a method may be None. Raises ``ConfigError`` for an unknown key, that is, also
-    for an argument that neither the methods of ``settings`` nor those of ``chosen`` have.
+    An argument of a method may be None. Raises ``ConfigError`` for an unknown key.
     """
     if settings is None:
         return {}
@@ -349,13 +325,12 @@ def settings_of(settings: SettingsLike | None, chosen: Iterable[MethodSpec] = ()
         }
     else:
         flat = read_toml(str(settings))
-    given = {
+    check_keys(flat)
+    return {
         key: _plain(key, value)
         for key, value in flat.items()
         if value is not None or is_argument(key)  # arguments may be None
     }
-    check_keys(flat, [*chosen, *methods_of(given)])
-    return given
 
 
 def settings_from_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -388,14 +363,9 @@ def method(kind: type[Choice], given: MethodLike | Choice) -> Choice:
     if isinstance(given, type):
         return kind(name_of(kind.KEY, given))
     if isinstance(given, Mapping) and "name" in given and all(isinstance(k, str) for k in given):
-        args = {
-            key_to_argument(argument_to_key(k)): _plain(f"{kind.TABLE}.{k}", v)
-            for k, v in given.items()
-            if k != "name"
-        }
-        named = method(kind, given["name"])
-        args = {a: None if isinstance(v, str) and v == "none" else v for a, v in args.items()}
-        return kind(named.name, {**named.args, **args})
+        args = {f"{kind.TABLE}.{argument_to_key(k)}": v for k, v in given.items() if k != "name"}
+        named = method(kind, given["name"]).to_flat()
+        return kind.of(named | {key: _plain(key, value) for key, value in args.items()})
     raise ConfigError(
         f"{kind.TABLE} = {given!r}: expected a name, with or without arguments ('{kind.name}', "
         "'name:argument=value'), a class, or a dict with name and arguments. Instances are not "
@@ -411,14 +381,14 @@ def methods(
         return []
     if isinstance(given, str):
         return kind.parse(given)
-    if isinstance(given, type | Mapping | kind):
-        return [method(kind, given)]
-    items: list[Any]
-    try:
-        items = list(given)
-    except TypeError:  # not a list, either
-        items = [given]
-    return [method(kind, item) for item in items]
+    single = isinstance(given, Mapping) or not isinstance(given, Iterable)
+    items: Any = [given] if single else given
+    chosen = [method(kind, item) for item in items]
+    if not chosen:
+        raise ConfigError(
+            f"The list of {kind.TABLE} names is empty. Name at least one, or omit it."
+        )
+    return chosen
 
 
 def name_of(key: str, given: type | FunctionType) -> str:
@@ -426,20 +396,19 @@ def name_of(key: str, given: type | FunctionType) -> str:
     kind = "class" if isinstance(given, type) else "function"
     if (registry := _REGISTRIES.get(key)) is None:
         raise ConfigError(f"{key} = {given!r}: expected a name, a number or a word, not a {kind}.")
-    for name in registry.data:
-        if registry.module_of(name) in sys.modules and registry[name] is given:
-            return name
+    place = f"{given.__module__}:{given.__qualname__}"
+    if name := next((name for name in registry.data if registry.place(name) == place), ""):
+        return name
     if given.__module__ == "__main__" or "<" in given.__qualname__:
         raise ConfigError(
             f"{key}: {given.__qualname__} is defined in a notebook, a script or a function, so "
             f"other processes cannot import it. Move the {kind} to a module, and import it from "
             "there."
         )
-    return f"{given.__module__}:{given.__qualname__}"
+    return place
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Convert a value to a run config scalar."""
     if value is None:
         return "none"
     if isinstance(value, type | FunctionType):

@@ -34,38 +34,28 @@ def root(
         raise typer.Exit
 
 
-def add(group: typer.Typer, command: Callable[..., None], name: str | None = None) -> None:
-    """Add a command; its docstring becomes the help text, with paragraphs that can be rewrapped."""
-    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
-    group.command(name, help="\n\n".join(" ".join(text.split()) for text in paragraphs))(command)
+def add(group: typer.Typer, *commands: Callable[..., None]) -> None:
+    """Add commands; docstrings become the help texts, with paragraphs that can be rewrapped."""
+    for command in commands:
+        paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+        group.command(command.__name__.strip("_"), help=text)(command)
 
 
-for command in (run.run, run.compare, tune.tune, run.evaluate, report.report, report.export):
-    add(app, command)
-add(app, table.predict)
-add(app, listing.list_, "list")
+add(app, run.run, run.compare, tune.tune, run.evaluate, report.report, report.export)
+add(app, table.predict, listing.list_)
 
 data_app = typer.Typer(help="Inspect data sets.", no_args_is_help=True)
-add(data_app, listing.show, "show")
-add(data_app, table.schema, "schema")
-add(data_app, table.statistics, "statistics")
+add(data_app, listing.show, table.schema, table.statistics)
 app.add_typer(data_app, name="data")
 
 deploy_app = typer.Typer(
     help="Deploy a federation: sites, certificates, keys and trial deployments.",
     no_args_is_help=True,
 )
-add(deploy_app, deploy.trial, "trial")
-add(deploy_app, deploy.site, "site")
-add(deploy_app, deploy.policy, "policy")
-add(deploy_app, deploy.wheelhouse, "wheelhouse")
-add(deploy_app, deploy.unit, "unit")
-add(deploy_app, deploy.certificates, "certificates")
-add(deploy_app, deploy.key, "key")
-add(deploy_app, deploy.sites, "sites")
-add(deploy_app, deploy.check, "check")
-add(deploy_app, deploy.fingerprints, "fingerprints")
-add(deploy_app, deploy.leaves, "leaves")
+add(deploy_app, deploy.trial, deploy.site, deploy.policy, deploy.wheelhouse, deploy.unit)
+add(deploy_app, deploy.certificates, deploy.key, deploy.sites, deploy.check)
+add(deploy_app, deploy.fingerprints, deploy.leaves)
 app.add_typer(deploy_app, name="deploy")
 
 

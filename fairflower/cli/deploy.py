@@ -12,15 +12,18 @@ from rich.text import Text
 from fairflower.cli.options import (
     Client,
     ConfigOverrides,
+    Domains,
+    NumSites,
     OutputDir,
+    Set,
     methods_named,
-    refuse_keys,
+    output,
     with_settings,
 )
 from fairflower.cli.report import print_report
 from fairflower.cli.terminal import console, friendly_errors, say, say_where, text_table
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
-from fairflower.config.run import check_tuned
+from fairflower.config.run import check_tuned, refuse_keys
 from fairflower.config.text import parse_assignments, unknown
 from fairflower.errors import ConfigError, quoted
 from fairflower.machine import HANGUP
@@ -46,16 +49,8 @@ def trial(
             "value of strategy.name."
         ),
     ] = None,
-    sites: Annotated[
-        int | None, typer.Option(min=1, help="Number of SuperNodes. Default: one per client.")
-    ] = None,
-    site: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="DOMAIN=FOLDER",
-            help="Domain and data folder of a site. Repeat the option for each site.",
-        ),
-    ] = None,
+    sites: NumSites = None,
+    site: Domains = None,
     client: Client = None,
     overrides: ConfigOverrides,
     output_dir: OutputDir = None,
@@ -75,7 +70,7 @@ def trial(
     settings |= {"data.name": "npz"} if site else {}
     settings |= overrides.settings
     settings.pop("output-dir", None)
-    refuse_keys(overrides, _OTHERWISE)
+    refuse_keys(overrides.assigned, _OTHERWISE, "a trial")
     strategy_configs = methods_named(overrides, StrategyConfig, "--strategies", strategies)
     client_configs = methods_named(overrides, ClientConfig, "--client", client)
     if settings.get("resume"):
@@ -200,22 +195,13 @@ def _end_children_on_signals() -> None:
 @friendly_errors()
 def leaves(
     config: Annotated[Path, typer.Argument(help="TOML file with a run config.")],
-    site: Annotated[
-        list[str] | None,
-        typer.Option(metavar="DOMAIN=FOLDER", help="As in `fairflower deploy trial`."),
-    ] = None,
-    sites: Annotated[
-        int | None, typer.Option(min=1, help="Number of sites. Default: one per client.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a key.")
-    ] = None,
+    site: Domains = None,
+    sites: NumSites = None,
+    set_: Set = None,
     policy: Annotated[
         Path | None, typer.Option(help="The site's policy: whether it trains, and signs.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Markdown file for the same table.")
-    ] = None,
+    out: Annotated[Path | None, output("Markdown file for the same table.")] = None,
 ) -> None:
     """List what leaves a site before, in and after a run: what, how large, to whom, kept where.
 
@@ -263,7 +249,7 @@ def leaves(
 @friendly_errors(extra="")
 def certificates(
     hosts: Annotated[list[str], typer.Argument(help="Host names and IP addresses of the server.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Output folder.")] = Path("certificates"),
+    out: Annotated[Path, output("Output folder.")] = Path("certificates"),
     days: Annotated[
         int, typer.Option(min=1, help="Number of days for which the certificates are valid.")
     ] = 365,
@@ -344,14 +330,14 @@ def check(
     if count and run.evaluate.by == "clients":
         check_num_clients(run, count)
         check_fewest_clients(run, run.strategy.make(), count)
-    online: dict[str, str] = {}
+    states = run.listed_sites
     if superlink is not None:
         keys = ((SiteKey.of(node), node) for node in nodes_at(superlink))
         online = {key.name: n.status for key, n in keys if key and n.status != "unregistered"}
-    for name in run.listed_sites if superlink is not None else ():
-        if name not in online:
-            raise ConfigError(f"{config}: sites: {unknown('registered name', name, online)}")
-    states = [f"{n} ({online[n]})" if n in online else n for n in run.listed_sites]
+        for name in states:
+            if name not in online:
+                raise ConfigError(f"{config}: sites: {unknown('registered name', name, online)}")
+        states = [f"{name} ({online[name]})" for name in states]
     say(f"{config}: {run.label}, {run.num_server_rounds} rounds. {', '.join(states)}".rstrip())
 
 

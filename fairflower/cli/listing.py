@@ -8,41 +8,28 @@ import typer
 from rich.table import Table
 
 from fairflower.arguments import ArgumentSpec, argument_specs
-from fairflower.cli.options import ConfigOverrides, with_settings
+from fairflower.cli.options import ConfigOverrides, output, with_settings
 from fairflower.cli.terminal import console, friendly_errors, say_where, text_table
-from fairflower.config import ClientConfig, RunConfig, StrategyConfig
-from fairflower.config.methods import (
-    AdapterSpec,
-    DataSpec,
-    MethodSpec,
-    ModelSpec,
-    ParticipationSpec,
-    Spec,
-    TaskSpec,
-    TrackerSpec,
-)
+from fairflower.config import RunConfig
+from fairflower.config.methods import PARTS, MethodSpec, Spec, TaskSpec
 from fairflower.config.run import default_values, key_help
 from fairflower.config.text import argument_to_key, shown, unknown
 from fairflower.errors import ConfigError, require
 from fairflower.paths import check_output_file
 from fairflower.registry.named import distribution_of
 
-_LISTS: dict[str, tuple[str, type[Spec]]] = {
-    "strategies": ("Strategies", StrategyConfig),
-    "clients": ("Clients", ClientConfig),
-    "data": ("Data sets", DataSpec),
-    "tasks": ("Tasks", TaskSpec),
-    "models": ("Models", ModelSpec),
-    "adapters": ("Adapters", AdapterSpec),
-    "policies": ("Participation policies", ParticipationSpec),
-    "trackers": ("Experiment trackers", TrackerSpec),
+#: Titles of lists that say more than the list's name.
+_TITLES = {
+    "data": "Data sets",
+    "policies": "Participation policies",
+    "trackers": "Experiment trackers",
 }
 
 
 @friendly_errors(extra="")
 def list_(
     what: Annotated[
-        str, typer.Argument(help=f"What to list: {', '.join(_LISTS)}, settings or all.")
+        str, typer.Argument(help=f"What to list: {', '.join(PARTS)}, settings or all.")
     ] = "all",
 ) -> None:
     """List methods, data sets, models, settings and more, with their papers and arguments.
@@ -51,13 +38,13 @@ def list_(
     "tuned over" and the range that `fairflower tune` searches, beyond which numbers are accepted,
     too) and other accepted words. `all` does not include the settings.
     """
-    if what not in (words := {*_LISTS, "settings", "all"}):
+    if what not in (words := {*PARTS, "settings", "all"}):
         raise ConfigError(unknown("list", what, words))
     if what in ("clients", "settings", "all"):
         require("train", f"`fairflower list {what}`")
-    for name, (title, kind) in _LISTS.items():
+    for name, kind in PARTS.items():
         if what in (name, "all"):
-            console.print(_table(title, kind))
+            console.print(_table(_TITLES.get(name, name.capitalize()), kind))
     if what == "settings":
         texts = key_help()
         rows = (
@@ -69,7 +56,6 @@ def list_(
 
 
 def _table(title: str, kind: type[Spec]) -> Table:
-    """Return a table of the parts of a kind: built-in ones, and those of other packages."""
     columns: tuple[str, ...] = ("name", "description")
     rows: list[tuple[str, ...]] = [*kind.REGISTRY.lines.items()]
     if issubclass(kind, MethodSpec):
@@ -120,11 +106,7 @@ def show(
     overrides: ConfigOverrides,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Output file (.png). Default: <data set>.png in the working directory.",
-        ),
+        output("Output file (.png). Default: <data set>.png in the working directory."),
     ] = None,
 ) -> None:
     """Print the domains, clients and class counts of a data set, and save a sheet of sample images.

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,8 +34,23 @@ References = Annotated[
         "They train plainly, whatever --clients are."
     ),
 ]
+Domains = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--site",
+        metavar="DOMAIN=FOLDER",
+        help="Domain and data folder of a site. Repeat the option for each site.",
+    ),
+]
+NumSites = Annotated[
+    int | None,
+    typer.Option("--sites", min=1, help="Number of sites. Default: one per client."),
+]
 OutputDir = Annotated[
     Path | None, typer.Option(help="Folder for all files of this command. Default: a new folder.")
+]
+Best = Annotated[
+    bool, typer.Option("--best", help="Use the model of the best round (checkpoint.best).")
 ]
 DataDir = Annotated[str | None, typer.Option(help="Folder of local data (data.dir).")]
 Device = Annotated[str, typer.Option(help="Device to use: auto, cpu, cuda or cuda:N.")]
@@ -60,10 +75,15 @@ NUMBER: dict[str, Any] = {"parser": parse_float, "metavar": "FLOAT"}
 _Config = Annotated[
     Path | None, typer.Option("--config", "-c", help="TOML file with a run config.")
 ]
-_Set = Annotated[
+Set = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a run config key. May be repeated."),
 ]
+
+
+def output(help_: str) -> Any:
+    """Return the option ``--out``."""
+    return typer.Option("--out", "-o", help=help_)
 
 
 @dataclass(frozen=True)
@@ -82,7 +102,7 @@ class ConfigOverrides:
         flat = read_toml(self.config)
         try:
             check_values(flat)
-            check_keys(key for key in flat if not is_argument(key))  # an option may name its method
+            check_keys(flat)
         except ConfigError as error:
             raise ConfigError(f"{self.config}: {error}") from error
         return flat
@@ -119,7 +139,7 @@ def with_settings(*names: str) -> Callable[[Callable[..., None]], Any]:
         for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
             added = {n: _setting(n) for n in names} if name == "overrides" else {name: parameter}
             parameters |= added
-        parameters |= {"config": _optional("config", _Config), "set_": _optional("set_", _Set)}
+        parameters |= {"config": _optional("config", _Config), "set_": _optional("set_", Set)}
         call.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
         return call
 
@@ -127,7 +147,6 @@ def with_settings(*names: str) -> Callable[[Callable[..., None]], Any]:
 
 
 def _setting(name: str) -> inspect.Parameter:
-    """Return the option for a setting, with the setting's help text."""
     key, spec = SHORT_NAMES[name], schema()[SHORT_NAMES[name]]
     kind, number = (int, {}) if spec.whole else (float, NUMBER) if spec.number else (str, {})
     option = typer.Option(help=f"{spec.help} Sets {key}.", **number)
@@ -159,10 +178,3 @@ def methods_named(
             "`fairflower compare`."
         )
     return named
-
-
-def refuse_keys(overrides: ConfigOverrides, otherwise: Mapping[str, str]) -> None:
-    """Raise ``ConfigError`` if ``--set`` has a key of ``otherwise``, which maps it to a remedy."""
-    for key, instead in otherwise.items():
-        if key in overrides.assigned:
-            raise ConfigError(f"This command does not support --set {key}: {instead}.")

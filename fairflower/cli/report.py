@@ -5,25 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fairflower.cli.options import DataDir
+from fairflower.cli.options import Best, DataDir, output
 from fairflower.cli.terminal import console, friendly_errors, printable, say_where
-from fairflower.config.text import unknown
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.paths import check_output, check_output_file, run_folders
-from fairflower.plans.execution import check_no_studies
 
 if TYPE_CHECKING:
     from fairflower.report import Run
     from fairflower.report.tuning import Tuned
-
-FORMATS = ("html", "latex", "csv", "md")
-ROUNDS = ("last", "best")
 
 
 @friendly_errors()
@@ -34,21 +29,18 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Output folder for the HTML page, or output file for another format. Default: the "
+        output(
+            "Output folder for the HTML page, or output file for another format. Default: the "
             "HTML page is written to `report` in the folder of the runs (for summaries there is "
             "no page, and for runs in several folders --out is needed), and other formats are "
             "printed.",
         ),
     ] = None,
     format_: Annotated[
-        str,
+        Literal["html", "latex", "csv", "md"],
         typer.Option(
             "--format",
             "-f",
-            metavar="|".join(FORMATS),
             help="html: a page with tables and figures. latex: all tables, for the booktabs "
             "package. csv: the first table. md: the printed tables and verdicts as Markdown.",
         ),
@@ -61,17 +53,17 @@ def report(
         ),
     ] = "",
     figures: Annotated[
-        str, typer.Option(metavar="pdf", help="pdf: also save each figure of the page as PDF.")
+        Literal["", "pdf"],
+        typer.Option(metavar="pdf", help="pdf: also save each figure of the page as PDF."),
     ] = "",
     summary: Annotated[
         Path | None,
         typer.Option(help="Also write the data for tables and verdicts to this .csv file."),
     ] = None,
     round_: Annotated[
-        str,
+        Literal["last", "best"],
         typer.Option(
             "--round",
-            metavar="|".join(ROUNDS),
             help="last: tables and verdicts of the last five tested rounds. best: of the best "
             "round, which validation examples chose (checkpoint.best).",
         ),
@@ -89,12 +81,6 @@ def report(
     values to x.csv, and settings and facts to x.runs.json. `report x.csv` prints the same tables
     and verdicts from them, and `report x.csv --into x.md` updates those in a document.
     """
-    if format_ not in FORMATS:
-        raise ConfigError(unknown("format", format_, FORMATS))
-    if round_ not in ROUNDS:
-        raise ConfigError(unknown("round", round_, ROUNDS))
-    if figures not in ("", "pdf"):
-        raise ConfigError(unknown("format of figures", figures, ("pdf",)))
     if (table and format_ == "csv") or (figures and (table or format_ != "html")):
         raise ConfigError(
             "--table needs --format html, latex or md, and --figures the page (--format html, "
@@ -106,7 +92,6 @@ def report(
         raise ConfigError("--into needs a summary. Add --summary FILE.csv.")
     # A pattern such as runs/* also matches the folder of an earlier report.
     runs = [r for r in runs if r.name != "report" or not (r / "index.html").exists()] or runs
-    check_no_studies(*runs)
     paths = run_folders(*runs)
     if format_ != "html":
         if summary or into:
@@ -130,48 +115,34 @@ def report(
 def _check_places(
     runs: list[Path], format_: str, out: Path | None, summary: Path | None, into: Path | None
 ) -> None:
-    """Raise ``ConfigError`` if an input is missing, or an output cannot be written where it is.
-
-    Likewise if an output has the wrong kind of name, or equals an input or another output.
-    """
+    """Check that inputs exist, and that outputs can be written and are no inputs or each other."""
     for given in runs:
         if not given.expanduser().exists():
             raise ConfigError(f"{given} does not exist. Check this path, or omit it.")
     page, file = (out, None) if format_ == "html" else (None, out)
-    if summary:
-        check_output_file(summary, ".csv", "--summary")
-    if into:
-        check_output_file(into, option="--into")
+    files = {"--summary": summary, "--into": into, "--out": file}
+    for option, written in files.items():
+        if written:
+            check_output_file(written, ".csv" if option == "--summary" else "", option)
+            if not (folder := written.parent).absolute().is_dir():
+                raise ConfigError(f"{written}: the folder {folder} does not exist. Create it.")
     if page:
         check_output(page)
-    if file:
-        check_output_file(file)
-    for written in filter(None, (summary, into, file)):
-        if not written.absolute().parent.is_dir():
-            raise ConfigError(f"{written}: the folder {written.parent} does not exist. Create it.")
-    if page and (page.is_file() or page.suffix == ".html"):
-        raise ConfigError(
-            f"--out {out}: expected a folder; the page is written to index.html in it, and the "
-            "figures beside it."
-        )
-    inputs = {os.path.realpath(run.expanduser()) for run in runs}
-    outputs: set[str] = set()
-    # The page has a summary beside it, which may be an input.
-    for written in filter(None, (summary, into, page / "summary.csv" if page else file)):
-        place = os.path.realpath(written)
-        if place in inputs:
-            raise ConfigError(f"{written} would be read and overwritten. Choose another output.")
-        if place in outputs:
-            raise ConfigError(f"{written} would be written twice. Choose another output.")
-        outputs.add(place)
+        if page.is_file() or page.suffix == ".html":
+            raise ConfigError(
+                f"--out {out}: expected a folder; the page is written to index.html in it, and the "
+                "figures beside it."
+            )
+        files["--out"] = page / "summary.csv"  # beside the page, and perhaps an input
+    taken = {os.path.realpath(run.expanduser()): "read and overwritten" for run in runs}
+    for written in filter(None, files.values()):
+        if use := taken.get(place := os.path.realpath(written)):
+            raise ConfigError(f"{written} would be {use}. Choose another output.")
+        taken[place] = "written twice"
 
 
 def _page_folder(runs: list[Path], paths: list[Path]) -> Path | None:
-    """Return the default folder of the HTML page of ``runs``; None if all are summaries.
-
-    ``paths`` are the run folders and summaries in ``runs``. Raises ``ConfigError`` if several
-    ``runs`` have different parents.
-    """
+    """Return the default folder of the HTML page of ``runs``; None if all are summaries."""
     folders = [path.expanduser().absolute() for path in paths if path.suffix != ".csv"]
     if not folders:
         return None
@@ -266,14 +237,9 @@ def export(
             "examples. state-dict: the model's arrays for PyTorch, as safetensors.",
         ),
     ] = "onnx",
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Output file. Default: a file in the run folder."),
-    ] = None,
+    out: Annotated[Path | None, output("Output file. Default: a file in the run folder.")] = None,
     data_dir: DataDir = None,
-    best: Annotated[
-        bool, typer.Option("--best", help="Export the model of the best round (checkpoint.best).")
-    ] = False,
+    best: Best = False,
 ) -> None:
     """Export a run's final model for use in other programs."""
     from fairflower.api.final_model import FORMATS

@@ -17,25 +17,23 @@ from fairflower.cli.options import (
     OutputDir,
     References,
     methods_named,
-    refuse_keys,
     with_settings,
 )
 from fairflower.cli.report import print_report, readable_runs
 from fairflower.cli.terminal import console, say, text_table
 from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.config.methods import MethodSpec
-from fairflower.config.run import check_keys, methods_of
+from fairflower.config.run import refuse_keys
 from fairflower.config.text import counted
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder, run_folders
-from fairflower.plans.execution import announce, execute, resolve_jobs, run_comparison
+from fairflower.plans.execution import announce, execute, parse_jobs, run_comparison
 from fairflower.plans.plan import (
     FEDERATIONS,
     Plan,
-    check_of_all,
     domains_to_hold_out,
-    references_named,
     replicates,
+    settings_of_each,
     single_run_config,
 )
 from fairflower.server.checkpoint import evaluation_config, resumed_config
@@ -162,12 +160,11 @@ def compare(
     resumed, and the report covers all runs in the folder.
     """
     folder = new_folder("comparisons", output_dir)
-    parallel_runs = resolve_jobs(overrides.settings, parse_jobs(jobs))
+    parallel_runs = parse_jobs(jobs)
     numbers, federated = replicates(federations, seeds)
     held_out = domains_to_hold_out(overrides.settings) if leave_one_domain_out else []
-    names = references_named(references)
     methods = strategies, numbers, clients
-    grid = plan_of(overrides, *methods, folder / "runs", federated, held_out, names)
+    grid = plan_of(overrides, *methods, folder / "runs", federated, held_out, references)
     if plan:
         announce(grid, console)
         earlier = [folder / "runs"] if any((folder / "runs").rglob("run.json")) else []
@@ -203,19 +200,11 @@ def evaluate(
     other options and --set override them, in this order; other data (--data) or another model
     (--model) replace all settings of the run's.
     """
-    refuse_keys(overrides, {"resume": "test again", "evaluate.model": "name the model"})
+    otherwise = {"resume": "test again", "evaluate.model": "name the model"}
+    refuse_keys(overrides.assigned, otherwise, "this command")
     plan = Plan([evaluation_config(trained, overrides.settings)])
     folders = execute(plan, console)
     print_report(folders)
-
-
-def parse_jobs(jobs: str) -> int | None:
-    """Return the value of ``--jobs`` as a number, or None for ``auto``."""
-    if jobs == "auto":
-        return None
-    if not jobs.isdecimal() or int(jobs) < 1:
-        raise ConfigError(f"--jobs {jobs!r}: expected auto or a positive whole number.")
-    return int(jobs)
 
 
 def plan_of(
@@ -226,19 +215,17 @@ def plan_of(
     folder: Path,
     federations: bool = False,
     held_out: Sequence[str] = (),
-    references: Sequence[str] = (),
+    references: str | None = None,
 ) -> Plan:
     """Return a plan of runs for all clients, strategies and seeds, with run folders in ``folder``.
 
     Raises ``ConfigError`` for a setting that cannot be the same for all runs, or that no method
     has.
     """
-    check_of_all(overrides.assigned, federations)
+    refuse_keys(overrides.assigned, settings_of_each(federations), "a comparison")
     settings = overrides.settings | {"output-dir": str(folder)}
     strategy_configs = methods_named(overrides, StrategyConfig, "--strategies", strategies)
     client_configs = methods_named(overrides, ClientConfig, "--clients", clients)
-    named = [*strategy_configs, *client_configs, *methods_of(overrides.settings)]
-    check_keys(overrides.settings, named)
     methods = strategy_configs, seeds, overrides.shared, client_configs
     return Plan.grid(settings, *methods, federations, held_out, references)
 

@@ -1,13 +1,14 @@
 """``fairflower data schema``, ``data statistics`` and ``predict``: a user's own tables."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from fairflower.cli.options import ConfigOverrides, refuse_keys, with_settings
+from fairflower.cli.options import Best, ConfigOverrides, output, with_settings
 from fairflower.cli.terminal import console, friendly_errors, say_where
 from fairflower.config import RunConfig
+from fairflower.config.run import refuse_keys
 from fairflower.config.text import names_in, unknown
 from fairflower.errors import ConfigError
 from fairflower.paths import check_output, check_output_file
@@ -51,11 +52,10 @@ def statistics(
     *,
     overrides: ConfigOverrides,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Output folder for a page, a CSV file and Markdown."),
+        Path | None, output("Output folder for a page, a CSV file and Markdown.")
     ] = None,
     format_: Annotated[
-        str, typer.Option("--format", "-f", metavar="text|md|csv", help="What is printed.")
+        Literal["text", "md", "csv"], typer.Option("--format", "-f", help="What is printed.")
     ] = "text",
 ) -> None:
     """Print counts, means, levels, missing cells and classes of each domain, before training.
@@ -64,15 +64,14 @@ def statistics(
     Between sites, a run with statistics=true asks them; name its folder. Counts below
     data.smallest-group are not shown.
     """
-    if format_ not in (formats := ("text", "md", "csv")):
-        raise ConfigError(unknown("format", format_, formats))
     if out:
         check_output(out)
     from fairflower.report import data_statistics as shown
     from fairflower.server.contents import STATISTICS
 
     if (folder / STATISTICS).is_file():
-        refuse_keys(overrides, dict.fromkeys(overrides.assigned, "the run has its settings"))
+        otherwise = dict.fromkeys(overrides.assigned, "the run has its settings")
+        refuse_keys(overrides.assigned, otherwise, "this command")
         data = shown.read_statistics(folder)
     else:
         settings = {"data.name": "table"} | overrides.settings | {"data.dir": str(folder)}
@@ -90,13 +89,8 @@ def statistics(
 def predict(
     run: Annotated[Path, typer.Argument(help="Run folder of a model of a table.")],
     rows: Annotated[Path, typer.Argument(help="Table of new rows, with columns in any order.")],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Output file (.csv). Default: it is printed."),
-    ] = None,
-    best: Annotated[
-        bool, typer.Option("--best", help="Use the model of the best round (checkpoint.best).")
-    ] = False,
+    out: Annotated[Path | None, output("Output file (.csv). Default: it is printed.")] = None,
+    best: Best = False,
 ) -> None:
     """Predict new rows of a table with a run's final model; write them with the predictions.
 

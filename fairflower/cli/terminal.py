@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from fairflower.errors import USER_ERRORS, ConfigError, error_text, require
 
@@ -82,9 +82,8 @@ def say_where(what: str, path: Path) -> None:
 
 def text_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
     """Return a rich table with columns of wrapped text."""
-    table = Table(title=title, title_justify="left", caption_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    headers = (Column(column, overflow="fold") for column in columns)
+    table = Table(*headers, title=title, title_justify="left", caption_justify="left")
     for row in rows:
         table.add_row(*row)
     return table

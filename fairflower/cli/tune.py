@@ -16,13 +16,14 @@ from fairflower.cli.options import (
     with_settings,
 )
 from fairflower.cli.report import print_report
-from fairflower.cli.run import parse_jobs, plan_of
+from fairflower.cli.run import plan_of
 from fairflower.cli.terminal import console, say
+from fairflower.config.run import refuse_keys
 from fairflower.config.text import counted
 from fairflower.errors import ConfigError
 from fairflower.paths import new_folder
-from fairflower.plans.execution import execute, for_parallel_clients, locked_folder
-from fairflower.plans.plan import references_named, replicates
+from fairflower.plans.execution import check_parallel, execute, locked_folder, parse_jobs
+from fairflower.plans.plan import replicates
 
 if TYPE_CHECKING:
     from fairflower.plans.tuning import TuningStudies
@@ -115,8 +116,9 @@ def tune(
     numbers, federated = replicates(federations, seeds or (None if federations else SEEDS))
     plan = plan_of(
         *(overrides, strategies, [overrides.settings.get("seed", 0)], clients, folder / "runs"),
-        references=references_named(references),
+        references=references,
     )
+    check_parallel(plan, "the runs of a study")
     # imported late, because it is slow to import
     from fairflower.plans.tuning import TuningProtocol, TuningStudies
 
@@ -140,13 +142,7 @@ def tune(
 
 def _with_validation(overrides: ConfigOverrides) -> ConfigOverrides:
     """Add validation examples to the settings; raise ``ConfigError`` if a study cannot use them."""
-    if "seed" in overrides.assigned:
-        raise ConfigError("This command does not support --set seed. Use --seed instead.")
-    if key := for_parallel_clients(overrides.settings):
-        raise ConfigError(
-            f"{key} = {overrides.settings[key]!r}: the runs of a study use the inline engine, on "
-            "this machine and with one client at a time. Remove this setting."
-        )
+    refuse_keys(overrides.assigned, {"seed": "use --seed"}, "a study")
     if not overrides.settings.get("evaluate.test", True):
         raise ConfigError(
             "evaluate.test = false: a study has to test the chosen values. Remove this setting."
@@ -163,7 +159,6 @@ def _with_validation(overrides: ConfigOverrides) -> ConfigOverrides:
 
 
 def _announce(tuning: TuningStudies) -> None:
-    """Print each method's search ranges and number of trials, and how many runs are left."""
     for method in tuning.tuned():
         ranges = "; ".join(f"{key} from {search}" for key, search in method.ranges.items())
         trials = counted(len(method.trials), "trial")
@@ -174,5 +169,4 @@ def _announce(tuning: TuningStudies) -> None:
 
 
 def _num_finished(tuning: TuningStudies) -> int:
-    """Return the number of trials of all methods that are completed or lost."""
     return sum(trial.outcome != "unfinished" for tuned in tuning.tuned() for trial in tuned.trials)

@@ -107,7 +107,8 @@ class Spec:
 
     def _unknown(self, arg: str, valid: Collection[str]) -> ConfigError:
         if valid:
-            return ConfigError(unknown(f"argument of {self.name}", arg, valid))
+            keys = map(argument_to_key, valid)
+            return ConfigError(unknown(f"argument of {self.name}", argument_to_key(arg), keys))
         return ConfigError(
             f"{self._key(arg)}: {self.name} has no arguments, that is, its constructor has no "
             "keyword-only parameters. Remove the argument."
@@ -161,14 +162,9 @@ class ModelSpec(Spec):
     REMEDY = "Correct its arguments or its code: it is called with (num_classes, shape)."
 
     @property
-    def family(self) -> str:
-        """Library that provides the network, such as ``timm``; empty for another model."""
-        return self.REGISTRY.family(self.name)
-
-    @property
-    def pretrained(self) -> bool:
-        """Whether the network supports ``model.weights``: it has a parameter ``weights``."""
-        return self.takes("weights")
+    def known(self) -> bool:
+        """Whether the network is built in or of a library, such as ``timm``, and not a user's."""
+        return self.name in self.REGISTRY.data or bool(self.REGISTRY.family(self.name))
 
     def takes(self, name: str) -> bool:
         """Return whether the network has a parameter that is no argument of ``model.name``."""
@@ -184,18 +180,19 @@ class ModelSpec(Spec):
         ``task`` is a `fairflower.tasks.Task`, or None if it is not known yet. A user's network is
         tried instead (`fairflower.models.build`).
         """
-        known = self.name in self.REGISTRY.data or self.family
         kinds = getattr(self.factory, "kinds", ("images",))
         default = task.models.get(kind, MODEL_OF[kind]) if task else MODEL_OF[kind]
         remedy = f"Set it to {default} (--model {default})"
         if kind not in kinds:
-            hint = "" if known else f", or set {self.name}.kinds = ({kind!r},) if that is wrong"
+            hint = (
+                "" if self.known else f", or set {self.name}.kinds = ({kind!r},) if that is wrong"
+            )
             raise ConfigError(
                 f"model.name = {self.name!r}: this model accepts {' or '.join(kinds)}, but the "
                 f"data are {kind}. {remedy}{hint}."
             )
         dims = getattr(self.factory, "output_dims", (1,))
-        if task and known and (needed := output_dims(task, kind)) not in dims:
+        if task and self.known and (needed := output_dims(task, kind)) not in dims:
             outputs = " or ".join(OUTPUTS[n] for n in dims)
             raise ConfigError(
                 f"model.name = {self.name!r}: its output for an example is {outputs}, but the task "
@@ -371,11 +368,17 @@ class ClientConfig(MethodSpec):
     )
 
 
-#: All kinds of parts that a run config names.
-SPECS: tuple[type[Spec], ...] = (
-    *(StrategyConfig, ClientConfig, DataSpec, TaskSpec, ModelSpec),
-    *(AdapterSpec, ParticipationSpec, TrackerSpec),
-)
+#: Name of a list in `fairflower list` -> the kind of parts that it lists and a run config names.
+PARTS: Mapping[str, type[Spec]] = {
+    "strategies": StrategyConfig,
+    "clients": ClientConfig,
+    "data": DataSpec,
+    "tasks": TaskSpec,
+    "models": ModelSpec,
+    "adapters": AdapterSpec,
+    "policies": ParticipationSpec,
+    "trackers": TrackerSpec,
+}
 
 #: Either kind of method.
 Choice = TypeVar("Choice", bound=MethodSpec)

@@ -108,14 +108,13 @@ def is_proven(strategy: type) -> bool:
     return bool(vars(strategy).get("private", False))
 
 
-def check_privacy(
-    privacy: PrivacyConfig, flat: Mapping[str, Any], strategy: Any, exchanges: Sequence[Any]
-) -> None:
+def check_privacy(config: Any, strategy: Any, exchanges: Sequence[Any]) -> None:
     """Raise ``ConfigError`` if a run uses differential privacy and no proof covers its settings.
 
-    ``flat`` are all settings of the run (`RunConfig.concise`), ``strategy`` is an instance of its
-    strategy, and ``exchanges`` are those of its clients.
+    ``config`` is its ``RunConfig``, ``strategy`` an instance of its strategy, and ``exchanges`` are
+    those of its clients.
     """
+    privacy: PrivacyConfig = config.privacy
     if not privacy.on:
         if privacy.max_epsilon:
             raise ConfigError(
@@ -123,7 +122,7 @@ def check_privacy(
                 "Set privacy.noise-multiplier, or max-epsilon = 0."
             )
         return
-    name, measurements = flat["strategy.name"], strategy._measurements
+    name, measurements, flat = config.strategy.name, strategy._measurements, config.concise()
     if not is_proven(type(strategy)):
         proven = ", ".join(n for n, kind in STRATEGIES.items() if is_proven(kind))
         if name not in STRATEGIES.data:

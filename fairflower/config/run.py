@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import attrgetter
@@ -52,6 +52,7 @@ from fairflower.config.text import (
     METHOD_TABLES,
     Scalar,
     argument_to_key,
+    is_argument,
     names_in,
     shown,
     toml_tables,
@@ -230,10 +231,9 @@ class RunConfig:
             If a key, strategy, client, data set or model is unknown, a value has the wrong type or
             is out of range, or settings conflict.
         """
-        methods = methods_of(flat)
-        for method in methods:
+        for method in methods_of(flat):
             method.factory  # noqa: B018  # an unknown name is reported before its arguments
-        check_keys(flat, methods)
+        check_keys(flat)
         config = _build({key: _converted(key, value) for key, value in flat.items()})
         _check(config)
         load_metrics(config.evaluate.metrics)
@@ -289,27 +289,24 @@ def methods_of(flat: Mapping[str, Any]) -> list[MethodSpec]:
     return [kind.of(flat) for kind in _METHODS]
 
 
-def check_keys(keys: Iterable[str], methods: Sequence[MethodSpec] = ()) -> None:
+def check_keys(keys: Iterable[str]) -> None:
     """Raise ``ConfigError`` for an unknown key; the error suggests the most similar valid key.
 
-    All settings, and the arguments of built-in methods and of ``methods``, are valid. For a key in
-    a method's table, the error lists only the arguments of ``methods``.
+    Arguments of methods are not checked here, but by the methods (`Spec.check`).
     """
     for key in keys:
-        if key in schema() or key in _NAMES or key in default_values():
-            continue
-        named = [method for method in methods if key.startswith(f"{method.TABLE}.")]
-        arguments = {
-            f"{m.TABLE}.{argument_to_key(a)}" for m in named for a in m.factory.arguments()
-        }
-        if key in arguments:
-            continue
-        valid = (arguments | {m.KEY for m in named}) or default_values()
-        words = unknown("run config key", key, valid, key_help())
-        if named and not arguments:
-            names = ", ".join(m.name for m in named)
-            words += f" {names} has no arguments, that is, no keyword-only parameters."
-        raise ConfigError(words)
+        if not (key in schema() or key in _NAMES or is_argument(key)):
+            raise ConfigError(unknown("run config key", key, default_values(), key_help()))
+
+
+def refuse_keys(keys: Container[str], otherwise: Mapping[str, str], what: str) -> None:
+    """Raise ``ConfigError`` if ``keys`` has a key of ``otherwise``, which says what to do instead.
+
+    ``what`` does not accept these keys, such as "a comparison".
+    """
+    for key, instead in otherwise.items():
+        if key in keys:
+            raise ConfigError(f"{key}: {what} does not accept this setting: {instead}.")
 
 
 def is_setting(key: str) -> bool:
@@ -396,43 +393,41 @@ def _check(config: RunConfig) -> None:
     for part in config.parts:
         part.check()
     _check_model(config.model)
-    client, data = config.client.factory, DataSpec.read(config.data.name)
-    kind, spec = data.kind, data.task(config.data.task)
-    task = spec.make() if spec else None
+    data = DataSpec.read(config.data.name)
+    spec = data.task(config.data.task)
+    kind, task = data.kind, spec.make() if spec else None
     ModelSpec.read(config.model.name).check_fit(kind, task)
-    client.check_kind(kind)
-    if task:
-        with config.client.naming_failures():
-            client.check_task(task, kind, config.train)
-    for conflict, message in (*_conflicts(config, kind), *_more_conflicts(config)):
+    for conflict, message in _conflicts(config, kind):
         if conflict:
             raise ConfigError(message)
+    client = config.client.factory
     with config.client.naming_failures():
+        client.check_kind(kind)
+        if task:
+            client.check_task(task, kind, config.train)
         client.check_model(config.model.name)
         client.check_steps(config.train)
+        try:
+            exchanges = client.make_exchanges(config.client.args)
+        except ValueError as error:
+            raise ConfigError(f"client.{error}") from error
     try:
         strategy = config.strategy.make()
     except (TypeError, ValueError) as error:
         raise ConfigError(f"strategy.{error}") from error
     with config.strategy.naming_failures():
-        measurements = strategy._measurements
-    for name in measurements:
-        if name not in MEASUREMENTS:
-            words = unknown("measurement", name, MEASUREMENTS)
-            raise ConfigError(f"{config.strategy.name}: {words}")
-        MEASUREMENTS[name]  # one of another package is imported
-    with config.client.naming_failures():
-        try:
-            exchanges = client.make_exchanges(config.client.args)
-        except ValueError as error:
-            raise ConfigError(f"client.{error}") from error
+        for name in strategy._measurements:
+            if name not in MEASUREMENTS:
+                words = unknown("measurement", name, MEASUREMENTS)
+                raise ConfigError(f"{config.strategy.name}: {words}")
+            MEASUREMENTS[name]  # one of another package is imported
     if strange := [thing for thing in exchanges if not hasattr(thing, "broadcast")]:
         raise ConfigError(
             f"client.name = {config.client.name!r}: make_exchanges returned {quoted(strange[0])}, "
             "not a fairflower.aggregation.exchange.Exchange. Correct the client's code."
         )
     _check_reference(config, exchanges)
-    check_privacy(config.privacy, config.concise(), strategy, exchanges)
+    check_privacy(config, strategy, exchanges)
     with config.strategy.naming_failures():
         try:
             strategy.read_config(config.concise())
@@ -457,8 +452,8 @@ def _check_reference(config: RunConfig, exchanges: Sequence[Any]) -> None:
 def _check_model(model: ModelConfig) -> None:
     """Raise ``ConfigError`` if a model does not support the configured weights or adapter."""
     chosen = ModelSpec.read(model.name)
-    if model.weights and not chosen.pretrained:
-        others = ", ".join(sorted(name for name in MODELS if ModelSpec(name).pretrained))
+    if model.weights and not chosen.takes("weights"):
+        others = ", ".join(sorted(name for name in MODELS if ModelSpec(name).takes("weights")))
         raise ConfigError(
             f"model.weights = {quoted(model.weights)}: {model.name} does not support pretrained "
             f"weights. Remove it, or choose {others}."
@@ -474,6 +469,10 @@ def _conflicts(config: RunConfig, kind: str) -> list[tuple[object, str]]:
     """Return whether settings conflict, and messages; ``kind`` is that of the data's examples."""
     data, evaluate = config.data, config.evaluate
     only_images = f"applies to images only, but data.name = {data.name!r} has {kind}. Remove it."
+    no_table = data.name in DATA_SETS.data.keys() - {"table"}
+    names, given = config.listed_sites, f"sites = {quoted(config.sites)}"
+    twice = next((name for name in names if names.count(name) > 1), "")
+    number, few = isinstance(config.sites, int), len(config.site_names) < config.fewest_sites
     return [
         (
             config.ray_address and config.engine not in ("auto", "ray"),
@@ -526,16 +525,6 @@ def _conflicts(config: RunConfig, kind: str) -> list[tuple[object, str]]:
             data.fraction and data.examples_per_client,
             "data.fraction and data.examples-per-client are both set. Set one to 0.",
         ),
-    ]
-
-
-def _more_conflicts(config: RunConfig) -> list[tuple[object, str]]:
-    """Return conflicts of names of sites, and of settings for tables, as `_conflicts` does."""
-    names, given = config.listed_sites, f"sites = {quoted(config.sites)}"
-    twice = next((name for name in names if names.count(name) > 1), "")
-    number, few = isinstance(config.sites, int), len(config.site_names) < config.fewest_sites
-    data, no_table = config.data, config.data.name in DATA_SETS.data.keys() - {"table"}
-    return [
         (
             number and names,
             f"late-sites = {quoted(config.late_sites)} needs the other sites' names in sites.",
@@ -573,8 +562,8 @@ def check_tuned(configs: Sequence[RunConfig]) -> None:
     These are arguments of built-in methods and of the methods of ``configs``.
     """
     methods = [method for config in configs for method in (config.client, config.strategy)]
-    own = (f"{m.TABLE}.{argument_to_key(a)}" for m in methods for a in m.factory.arguments())
     for tuned in {config.tuned for config in configs if config.tuned}:
+        own = (f"{m.TABLE}.{argument_to_key(a)}" for m in methods for a in m.factory.arguments())
         keys = dict.fromkeys([*key_help(), *own])
         tables = "train.", "server.", *METHOD_TABLES
         valid = [key for key in keys if key.startswith(tables) and key not in _NAMES]

@@ -34,8 +34,9 @@ def check_secure(config: Any, strategy: Any, exchanges: list[Any]) -> None:
             f"strategy.name = {name!r} {reason}, but the server gets only a weighted sum of the "
             f"updates. Choose {nearest!r}, the most similar strategy that works"
         )
-    measured = {name: MEASUREMENTS[name] for name in strategy._measurements}
-    early = {name: m for name, m in measured.items() if name not in strategy.used_next_round}
+    early = {
+        n: MEASUREMENTS[n] for n in strategy._measurements if n not in strategy.used_next_round
+    }
     if late := [name for name, m in early.items() if m.model == "trained" and not m.planned]:
         raise _refused(
             f"strategy.name = {name!r} computes weights from {late[0]!r}, which is measured "

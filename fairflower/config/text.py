@@ -11,8 +11,8 @@ from datetime import date, time
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fairflower.errors import ConfigError, is_text, quoted
-from fairflower.paths import read_text
+from fairflower.errors import ConfigError, quoted
+from fairflower.paths import path_of, read_text
 
 #: Tables of strategies and clients.
 METHOD_TABLES = ("client.", "strategy.")
@@ -54,12 +54,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 def read_tables(path: str | Path) -> dict[str, Any]:
     """Read the tables of a TOML file; raise ``ConfigError`` if it cannot be read."""
-    path = Path(path).expanduser()
-    if not is_text(str(path)):
-        raise ConfigError(
-            f"Cannot read the config file {str(path)!r}: it contains a null byte or a surrogate, "
-            "which are not allowed."
-        )
+    path = path_of("config file", path).expanduser()
     try:
         tables = tomllib.loads(read_text(path, "utf-8-sig"), parse_float=parse_float)
         flatten_tables(tables)  # fails where Python's recursion limit is below their depth

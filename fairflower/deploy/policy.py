@@ -19,16 +19,7 @@ from flwr.app import ConfigRecord, Message, MessageType
 
 from fairflower.arguments import Range, conform
 from fairflower.config import RunConfig
-from fairflower.config.methods import (
-    DEFAULT,
-    AdapterSpec,
-    ClientConfig,
-    DataSpec,
-    ModelSpec,
-    Spec,
-    StrategyConfig,
-    TaskSpec,
-)
+from fairflower.config.methods import DEFAULT, PARTS, TaskSpec
 from fairflower.config.privacy import PrivacyConfig, is_proven
 from fairflower.config.run import check_values, is_setting, schema
 from fairflower.config.secure import CONSORTIUM, KEY, SIGNING_KEY
@@ -57,13 +48,8 @@ from fairflower.secure.protocol import MAX_SHARES
 Names = list[str]
 
 #: Parts that a policy lists -> the run config key that names them, and how a name is read.
-_PARTS: Mapping[str, type[Spec]] = {
-    "strategies": StrategyConfig,
-    "clients": ClientConfig,
-    "data": DataSpec,
-    "tasks": TaskSpec,
-    "models": ModelSpec,
-    "adapters": AdapterSpec,
+_PARTS = {
+    key: PARTS[key] for key in ("strategies", "clients", "data", "tasks", "models", "adapters")
 }
 _REGISTRIES = {**{key: spec.REGISTRY for key, spec in _PARTS.items()}, "metrics": METRICS}
 

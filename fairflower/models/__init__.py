@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from fairflower.config.methods import AdapterSpec, ModelSpec
 from fairflower.errors import ConfigError
-from fairflower.registry import KINDS, MODELS
+from fairflower.registry import KINDS
 from fairflower.tasks import CLASSIFICATION, Task, task_of
 
 logger = logging.getLogger(__name__)
@@ -378,7 +378,7 @@ def build(
     task = task or task_of(CLASSIFICATION)
     output = task.output_shape(num_classes, shape)
     chosen.check_fit(KINDS[len(shape)], task)
-    given: dict[str, Any] = {"weights": weights} if weights and chosen.pretrained else {}
+    given: dict[str, Any] = {"weights": weights} if weights and chosen.takes("weights") else {}
     given |= {"output": output} if chosen.takes("output") else {}
     # devices=[], because weights are drawn on the CPU, even if they are moved to a GPU later.
     with torch.random.fork_rng(devices=[]):
@@ -396,7 +396,7 @@ def build(
                 model = WholeNetwork(model) if whole else _with_head(chosen.name, model, shape)
     if not isinstance(model, Model):
         raise ConfigError(f"model.name = {name!r}: expected a network, got {type(model)!r}.")
-    if not (task.classes and (chosen.name in MODELS.data or chosen.family)):
+    if not (task.classes and chosen.known):
         _check_model(chosen, model, output, shape, task)
     return model
 
@@ -409,7 +409,7 @@ def _check_model(
     A network of a user is also searched for common mistakes.
     """
     start, x = f"model.name = {chosen.name!r}: {type(model).__name__}", _two_examples(shape)
-    own = chosen.name not in MODELS.data and not chosen.family
+    own = not chosen.known
     if own:
         _check_lists(model, start)
     with chosen.naming_failures(), torch.random.fork_rng(devices=[]), torch.no_grad():

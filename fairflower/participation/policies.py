@@ -4,11 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
-from fairflower.aggregation.participation import Draw, Participation, Uniform
+from fairflower.aggregation.participation import Draw, Participation
 from fairflower.arguments import Range
 from fairflower.errors import ConfigError
-
-__all__ = ["ByExamples", "PowerOfChoice", "RoundRobin", "Uniform"]
 
 
 class PowerOfChoice(Participation):

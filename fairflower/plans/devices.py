@@ -83,7 +83,10 @@ def place_clients(runs: Sequence[RunConfig], num_clients: int) -> Placement:
     if config.client_gpus != "auto":
         return _granted(config, num_clients, name, count)
     pinned = config.train.device.startswith("cuda:")
-    fitting = room(runs, device).clients(1 if pinned else count)
+    free, need = memory(runs, device)
+    client = max(need.client, 1)
+    others = 0 if pinned else count - 1  # GPUs that do not run the server's tests
+    fitting = max(1, (free - need.server) // client) + others * (free // client)
     slots = config.workers or cpus() // config.client_cpus
     workers = max(1, min(slots, fitting, num_clients))
     line = f"{name}, {counted(workers, 'client')} at a time"
@@ -96,10 +99,13 @@ def place_clients(runs: Sequence[RunConfig], num_clients: int) -> Placement:
 def runs_that_fit(runs: Sequence[RunConfig]) -> int | None:
     """Return how many parallel runs fit in the GPU's memory; None if there is no such limit.
 
-    Raises ``ConfigError`` if not even a single client fits.
+    Each trains one client at a time. Raises ``ConfigError`` if not even a single client fits.
     """
     device = choose_device(runs[0].train.device)
-    return None if device.type != "cuda" else room(runs, device).runs()
+    if device.type != "cuda":
+        return None
+    free, need = memory(runs, device)
+    return max(1, free // max(need.client + need.server, 1))
 
 
 def parallel_line(runs: Sequence[RunConfig], jobs: int) -> str:
@@ -169,24 +175,8 @@ class Need(NamedTuple):
     server: int
 
 
-class Room(NamedTuple):
-    """Free memory of a GPU in bytes, and the memory that runs need."""
-
-    free: int
-    need: Need
-
-    def clients(self, gpus: int = 1) -> int:
-        """Return how many clients fit on ``gpus`` GPUs if one also runs the server's tests."""
-        client = max(self.need.client, 1)
-        return max(1, (self.free - self.need.server) // client) + (gpus - 1) * (self.free // client)
-
-    def runs(self) -> int:
-        """Return how many runs fit if each run trains one client at a time."""
-        return max(1, self.free // max(self.need.client + self.need.server, 1))
-
-
-def room(runs: Sequence[RunConfig], device: torch.device) -> Room:
-    """Return the free memory of a GPU, and the largest need of one of the runs' methods.
+def memory(runs: Sequence[RunConfig], device: torch.device) -> tuple[int, Need]:
+    """Return the free memory of a GPU in bytes, and the largest need of one of the runs' methods.
 
     Methods are combinations of a client (with arguments) and a set of measurements. Raises
     ``ConfigError`` if not even a single client fits on the GPU.
@@ -196,13 +186,13 @@ def room(runs: Sequence[RunConfig], device: torch.device) -> Room:
 
 
 @functools.lru_cache(maxsize=4)
-def _measured(configs: tuple[RunConfig, ...], device: torch.device) -> Room:
+def _measured(configs: tuple[RunConfig, ...], device: torch.device) -> tuple[int, Need]:
     free = free_memory(device)
     needs = in_process(configs, device, free)
     for config, need in zip(configs, needs, strict=True):
         if need.client > free:
             raise does_not_fit(config, need.client, free)
-    return Room(free, Need(*map(max, zip(*needs, strict=True))))
+    return free, Need(*map(max, zip(*needs, strict=True)))
 
 
 def in_process(configs: Sequence[RunConfig], device: torch.device, free: int) -> list[Need]:

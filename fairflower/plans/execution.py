@@ -6,7 +6,7 @@ import logging
 import math
 import shlex
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from operator import attrgetter
@@ -28,10 +28,12 @@ from fairflower.errors import (
     RunInterrupted,
     error_text,
     installed,
+    quoted,
     require,
 )
 from fairflower.numerics.threads import cpus
 from fairflower.participation.availability import check_availabilities
+from fairflower.paths import TRIALS
 from fairflower.plans.plan import Plan, run_title
 from fairflower.registry import MODEL_OF
 from fairflower.server.folder import check_place, lock_folder, runs_home
@@ -55,31 +57,6 @@ def spinner(what: str, console: Console) -> Iterator[Status]:
         yield status
 
 
-#: Trials in a study. The folder `trials` in ~/.fairflower has trial deployments, which have other
-#: names.
-_TRIALS = "trials/*-trial*"
-
-
-def is_study(folder: Path) -> bool:
-    """Return whether a folder contains a study."""
-    return any(folder.glob(_TRIALS))
-
-
-def check_no_studies(*folders: Path) -> None:
-    """Raise ``ConfigError`` if a folder is a study or contains one: trials are no test runs."""
-    for folder in folders:
-        studies = sorted({trial.parents[1] for trial in folder.rglob(_TRIALS)})
-        if studies:
-            found = f"{folder} {'is a study' if folder in studies else 'contains studies'}"
-            runs = shlex.join(str(study / "runs") for study in studies)
-            raise ConfigError(
-                f"{found}. For a report that includes the trials, repeat the study's "
-                "`fairflower tune` command with the same --output-dir; completed runs are kept. "
-                "For the test runs only, including those of earlier choices, name instead: "
-                f"{runs}"
-            )
-
-
 @contextmanager
 def locked_folder(
     folder: Path, wanted: Literal["comparison", "study"] = "comparison"
@@ -90,7 +67,7 @@ def locked_folder(
     is needed but this is the folder of a study, or vice versa.
     """
     made = "comparison" if (folder / "runs").exists() else wanted
-    kind = "study" if is_study(folder) else made
+    kind = "study" if any(folder.glob(TRIALS)) else made
     if kind != wanted:
         lost = ", or its trials/ was deleted" if wanted == "study" else ""
         raise ConfigError(f"{folder} is the folder of a {kind}{lost}. Choose another folder.")
@@ -222,25 +199,25 @@ def run_comparison(
     """Run the remaining runs of a comparison; their run folders are in ``folder/runs``.
 
     Completed runs are kept, and unfinished runs are resumed. ``at_end`` is called when the runs
-    have ended, even after a failure or an interruption, provided that some run can be read. Raises
-    ``ConfigError`` if another process uses the folder, or its runs used other data, and what
-    `execute` raises.
+    have ended, even after a failure or an interruption, if there are any run folders. Raises
+    ``ConfigError`` if another process uses the folder, its runs used other data, or the clients of
+    parallel ``jobs`` would be parallel, too, and what `execute` raises.
     """
+    if jobs not in (None, 1):
+        check_parallel(plan, f"{jobs} parallel runs (jobs)")
     announce(plan, console)
     with locked_folder(folder):
         left = remaining_plan(plan, folder / "runs", console)
-        folders: list[Path] = []
         try:
-            execute(left, console, folders, jobs, home=folder)
+            execute(left, console, jobs, home=folder)
         finally:
-            if folders or len(left.runs) < len(plan.runs):
+            if any(folder.glob("runs/*/run.json")):
                 at_end()
 
 
 def execute(
     plan: Plan,
     console: Console,
-    folders: list[Path] | None = None,
     jobs: int | None = 1,
     on_round: OnRound | None = None,
     study: Study | None = None,
@@ -250,8 +227,6 @@ def execute(
 
     Parameters
     ----------
-    folders : list, optional
-        Receives each run folder when its run ends, even if a later run fails.
     jobs : int or None
         Number of parallel runs; None means `auto_jobs`.
     on_round : callable, optional
@@ -264,7 +239,7 @@ def execute(
     Raises ``KeyboardInterrupt`` after Ctrl-C, SIGTERM or a notebook's stop button, and, after all
     other runs have ended, the first failure of a run: a ``UserError`` or an ``OSError``.
     """
-    folders = [] if folders is None else folders
+    folders: list[Path] = []
     if not plan.runs:
         return folders
     for track in dict.fromkeys(config.track for config in plan.runs):
@@ -272,15 +247,15 @@ def execute(
     with spinner("Loading Flower and PyTorch", console):
         from fairflower.data import prepare
         from fairflower.data.files import said
-        from fairflower.engines.launch import quiet_flower, stop_on_interrupt
-        from fairflower.plans.devices import parallel_line
+        from fairflower.engines.launch import launch, quiet_flower, stop_on_interrupt
+        from fairflower.plans.devices import parallel_line, place_clients
         from fairflower.plans.parallel import execute_parallel
         from fairflower.server.setup import check_client_settings, check_fewest_clients
 
     first = plan.runs[0]
     if study is None:
         # Before the data are prepared: an error if Ray is required but not installed.
-        first = replace(first, engine=chosen_engine(first))
+        first = replace(first, engine=chosen_engine(first)[0])
     _check_before_data(plan)
     said.clear()  # warnings are said once in a command, but again in the next of a notebook
     with spinner(f"Preparing {first.data.name}", console):
@@ -290,21 +265,33 @@ def execute(
         check_fewest_clients(config, config.strategy.make(), len(federation.clients))
     console.print(escape(setup_summary(plan, federation)), soft_wrap=True, highlight=False)
     jobs = jobs or auto_jobs(plan, study.total if study else None)
-    in_turn = None
-    if study is not None or (jobs > 1 and on_round is None):
+    in_turn = study is None and (jobs == 1 or on_round is not None)
+    if in_turn:
+        uses = sum(client.num_examples for client in federation.clients) * len(plan.runs)
+        engine, line = chosen_engine(plan.runs[0], uses)
+        _say(console, "engine", line)
+        clients = _most_clients(plan.runs, len(federation.clients))
+        placed = place_clients([replace(first, engine=engine), *plan.runs[1:]], clients)
+        _say(console, "device", placed.line)
+    else:
         jobs = min(jobs, study.total if study else len(plan.runs))  # each has a process and pipes
         _say(console, "device", parallel_line(plan.runs, jobs))
-    else:
-        in_turn = _on_one_engine(plan, first, federation, console, folders, on_round)
     handler = RichHandler(
         logging.WARNING, console, show_time=False, show_path=False, rich_tracebacks=False
     )
     with quiet_flower(handler), stop_on_interrupt(console.print) as stop:
         try:
-            if in_turn:
-                in_turn(stop)
-            else:
+            if not in_turn:
                 execute_parallel(plan, jobs, console, stop, folders, study)
+                return folders
+            with spinner(f"Starting the engine ({placed.config.engine})", console) as starting:
+
+                def run_all(grid: Grid) -> None:
+                    starting.stop()
+                    execute_in_turn(plan.runs, grid, console, stop, folders, on_round)
+
+                auto = plan.runs[0].engine == "auto" and not plan.runs[0].ray_address
+                launch(run_all, placed.config, clients, placed.num_gpus, fall_back=auto)
         except RunInterrupted:
             console.print(f"Stopped.{escape(_how_to_resume(folders, home))}", soft_wrap=True)
             raise KeyboardInterrupt from None
@@ -316,42 +303,15 @@ def _say(console: Console, name: str, line: str) -> None:
         console.print(f"  {name:<9} {escape(line)}", soft_wrap=True, highlight=False)
 
 
-def _on_one_engine(
-    plan: Plan,
-    first: RunConfig,
-    federation: Federation,
-    console: Console,
-    folders: list[Path],
-    on_round: OnRound | None,
-) -> Callable[[threading.Event], None]:
-    """Choose and print the engine and the device; return a function that executes the runs."""
+def _most_clients(runs: Sequence[RunConfig], of_first: int) -> int:
+    """Return the largest number of clients of a run; the first run has ``of_first``."""
     from fairflower.data import prepare
-    from fairflower.engines.launch import launch
-    from fairflower.plans.devices import place_clients
 
-    if first.engine == "ray":
-        examples = sum(client.num_examples for client in federation.clients)
-        first = replace(first, engine=chosen_engine(plan.runs[0], examples * len(plan.runs)))
-    if first.engine == "inline":
-        _say(console, "engine", engine_line(plan.runs[0]))
-    counts = [len(federation.clients)]
-    for data in {replace(c.data, seed=first.data.seed) for c in plan.runs} - {first.data}:
+    first, counts = runs[0].data, [of_first]
+    for data in {replace(config.data, seed=first.seed) for config in runs} - {first}:
         with suppress(*USER_ERRORS):  # raised again by the runs with these data, and only by them
             counts.append(len(prepare(data).clients))
-    placed = place_clients([first, *plan.runs[1:]], max(counts))
-    _say(console, "device", placed.line)
-
-    def run(stop: threading.Event) -> None:
-        with spinner(f"Starting the engine ({placed.config.engine})", console) as starting:
-
-            def run_all(grid: Grid) -> None:
-                starting.stop()
-                execute_in_turn(plan.runs, grid, console, stop, folders, on_round)
-
-            auto = plan.runs[0].engine == "auto" and not plan.runs[0].ray_address
-            launch(run_all, placed.config, max(counts), placed.num_gpus, fall_back=auto)
-
-    return run
+    return max(counts)
 
 
 def _how_to_resume(folders: list[Path], home: Path | None) -> str:
@@ -417,7 +377,7 @@ def execute_in_turn(
 
 _REMEDY = 'pip install "fairflower[sim]"'
 
-#: Setting for parallel clients -> its values that ask for none, the default first.
+#: Setting for parallel clients -> its values that ask for none.
 _INACTIVE: dict[str, tuple[Any, ...]] = {
     "ray-address": ("",),
     "engine": ("auto", "inline"),
@@ -426,39 +386,41 @@ _INACTIVE: dict[str, tuple[Any, ...]] = {
 }
 
 
-def for_parallel_clients(flat: Mapping[str, Any]) -> str:
-    """Return the first key in ``flat`` that only runs with parallel clients follow; "" if none."""
-    return next((key for key, off in _INACTIVE.items() if flat.get(key, off[0]) not in off), "")
+def parse_jobs(jobs: str | int | None) -> int | None:
+    """Return a number of parallel runs; None, for ``"auto"`` and None, means `auto_jobs`."""
+    if jobs in (None, "auto"):
+        return None
+    if not str(jobs).isdecimal() or int(jobs) < 1:
+        raise ConfigError(f"jobs = {quoted(jobs)}: expected auto or a whole number >= 1.")
+    return int(jobs)
 
 
-def resolve_jobs(flat: Mapping[str, Any], jobs: int | None, dashes: str = "--") -> int | None:
-    """Return the number of parallel runs; None means that `auto_jobs` decides.
-
-    If ``jobs`` is None, the result is 1 if ``flat`` sets an engine, its workers or a cluster, and
-    None otherwise. Raises ``ConfigError`` for several jobs with settings `for_parallel_clients`.
-    The error writes ``dashes`` before the option's name; in Python there are none.
-    """
-    if jobs not in (None, 1) and (key := for_parallel_clients(flat)):
-        raise ConfigError(
-            f"{dashes}jobs {jobs}: parallel runs use the inline engine, on this machine and with "
-            f"one client at a time, but {key} = {flat[key]!r} is set. Remove {dashes}jobs or {key}."
-        )
-    chosen = flat.get("ray-address") or flat.get("workers") or flat.get("engine", "auto") != "auto"
-    return 1 if jobs is None and chosen else jobs
+def check_parallel(plan: Plan, what: str) -> None:
+    """Raise ``ConfigError`` if runs are to be parallel, as ``what`` says, and clients, too."""
+    first = plan.runs[0]
+    for key, off in _INACTIVE.items():
+        if (value := getattr(first, key.replace("-", "_"))) not in off:
+            raise ConfigError(
+                f"{key} = {value!r}: {what} use the inline engine, on this machine and with one "
+                "client at a time. Remove this setting."
+            )
 
 
 def auto_jobs(plan: Plan, runs: int | None = None) -> int:
     """Choose the number of parallel runs for this machine.
 
     The number is as large as the CPU cores and, on a GPU, its memory allow. If there are fewer
-    runs, it is the number of runs, or 1 with Ray, whose parallel clients use all cores. If
-    ``client-gpus`` is a number, it is 1, because this setting applies to parallel clients. ``runs``
-    is the expected number of runs of a study, which never uses Ray.
+    runs, it is the number of runs, or 1 with Ray, whose parallel clients use all cores. It is also
+    1 if ``client-gpus`` is a number, or an engine, its workers or a cluster are set. ``runs`` is
+    the expected number of runs of a study, which never uses Ray.
     """
     # Imported late, because torch is slow to import.
     from fairflower.plans.devices import runs_that_fit
 
+    first = plan.runs[0]
     if any(config.client_gpus not in ("auto", 0.0) for config in plan.runs):
+        return 1
+    if runs is None and (first.ray_address or first.workers or first.engine != "auto"):
         return 1
     capacity = cpus() // max(config.client_cpus for config in plan.runs)
     if capacity > 1 and (fitting := runs_that_fit(plan.runs)):
@@ -473,48 +435,37 @@ def auto_jobs(plan: Plan, runs: int | None = None) -> int:
 _FEW_USES = 20_000
 
 
-def chosen_engine(config: RunConfig, examples: float = math.inf) -> Engine:
-    """Return the engine of a run: ``"ray"``, ``"flower"`` or ``"inline"``.
+def chosen_engine(config: RunConfig, examples: float = math.inf) -> tuple[Engine, str]:
+    """Return the engine of a run, ray, flower or inline, and a line that says why it is inline.
 
     ``engine = "auto"`` means Ray if it is installed and can save time, and otherwise this process,
     with the same results: it cannot if one client trains at a time anyway, or on few ``examples``
     (of all runs; infinite means unknown, hence Ray). Raises ``NotInstalled`` if ``engine`` or
     ``ray-address`` requires Ray, and Ray is not installed.
     """
+    inline = "inline, one client at a time"
+    unused = f"; workers = {config.workers} has no effect" if config.workers else ""
+    if config.engine == "inline":
+        return "inline", f"{inline}{unused}" if unused else ""
     if installed("ray"):
         if config.engine != "auto":
-            return config.engine
+            return config.engine, ""
         wanted = config.ray_address or config.workers > 1 or config.client_gpus != "auto"
         uses = examples * config.num_server_rounds * config.train.local_epochs
         small = config.model.name in MODEL_OF.values() and uses < _FEW_USES
         if wanted or math.isinf(uses) or not (small or cpus() < 2 * config.client_cpus):
-            return "ray"
+            return "ray", ""
         from fairflower.training.device import choose_device  # late: it imports torch
 
-        return "inline" if choose_device(config.train.device).type == "cpu" else "ray"
+        if choose_device(config.train.device).type != "cpu":
+            return "ray", ""
+        return "inline", f"{inline}, because Ray's start would take longer than it saves"
     if config.ray_address:
         require("sim", f"ray-address = {config.ray_address!r}", "ray")
-    if config.engine in ("auto", "inline"):
-        return "inline"
+    if config.engine == "auto":
+        why = f"because Ray is not installed. For parallel clients: {_REMEDY}"
+        return "inline", f"{inline}, {why}{unused}"
     raise NotInstalled(
         f"engine = {config.engine!r} needs ray. Run: {_REMEDY}, or set engine = 'inline', which "
         "gives exactly the same results."
     )
-
-
-def engine_line(config: RunConfig) -> str:
-    """Explain why a run uses the inline engine (`chosen_engine`); "" if its config sets the engine.
-
-    If the inline engine ignores ``workers``, the line says so.
-    """
-    if config.engine == "inline" and config.workers:
-        return f"inline, one client at a time; workers = {config.workers} has no effect"
-    if config.engine != "auto":
-        return ""
-    if installed("ray"):
-        return "inline, one client at a time, because Ray's start would take longer than it saves"
-    line = (
-        "inline, one client at a time, because Ray is not installed. For parallel clients: "
-        f"{_REMEDY}"
-    )
-    return line + f"; workers = {config.workers} has no effect" * bool(config.workers)

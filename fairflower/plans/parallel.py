@@ -11,7 +11,7 @@ import os
 import pickle
 import signal
 import threading
-from collections import Counter, deque
+from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -113,7 +113,7 @@ class _Runs:
     ) -> None:
         self._console, self._folders = console, folders
         self._processes, self._study = processes, study
-        self._failures: Counter[str] = Counter()
+        self._retried: set[str] = set()  # names of the runs that have failed once
         self.over = 0  # number of runs that have ended and are not retried
         self.failure: BaseException | None = None  # first failure of a run
 
@@ -121,11 +121,13 @@ class _Runs:
         """Record how a run ended; return the runs to start next."""
         name = self._study.title(config) if self._study else run_title(config)
         title = f"{name}, seed {config.seed}"
+        first = (key := config.run_name or title) not in self._retried
         problem: Exception | None = None
         try:
             folder, line = future.result()
         except (BrokenProcessPool, RunInterrupted):
-            if self._count_failure(config, title) == 1:
+            if first:
+                self._retried.add(key)
                 self._print("yellow", f"{title}: its process died.", "The run is retried.")
                 return self._again(config)
             problem = EngineError(
@@ -133,10 +135,9 @@ class _Runs:
                 "the command with fewer parallel runs (--jobs) to resume the run."
             )
         except GpuMemoryError as error:
-            retries = (
-                config.gpu_memory_errors == "retry" and self._count_failure(config, title) == 1
-            )
+            retries = first and config.gpu_memory_errors == "retry"
             if retries and (left := self._processes.halve()):
+                self._retried.add(key)
                 after = f"The run is retried; the number of parallel runs is now {left}."
                 self._print("yellow", f"{title} ran out of GPU memory.", after)
                 return self._again(config)
@@ -154,11 +155,6 @@ class _Runs:
             self.failure = self.failure or problem
             self._print("red", f"{title} failed:", error_text(problem))
         return more
-
-    def _count_failure(self, config: RunConfig, title: str) -> int:
-        """Count a failure that is retried once; return the number of such failures of the run."""
-        self._failures[config.run_name or title] += 1
-        return self._failures[config.run_name or title]
 
     def _again(self, config: RunConfig) -> list[RunConfig]:
         """Return the runs to start after a run's process died, including this run if needed."""
@@ -276,22 +272,18 @@ def _prepare_worker(stop: Connection) -> None:
     for number in (signal.SIGINT, *HANGUP):  # the parent process handles these
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: _stopping.set())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    threading.Thread(target=_stop_with_parent, args=(stop,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(stop,), daemon=True).start()
 
 
-def _stop_with_parent(stop: Connection) -> None:
-    """Wait until the parent process closes the pipe, then raise SIGTERM, which stops the run.
+def _end_with_parent(stop: Connection) -> None:
+    """Stop the run when the parent process closes the pipe, and exit when the parent has ended.
 
     The parent process does not send a signal, because on Windows a signal ends a process at once.
+    A new command can resume the runs once this process has exited.
     """
     with suppress(EOFError, OSError):
         stop.recv_bytes()
     signal.raise_signal(signal.SIGTERM)
-
-
-def _end_with_parent() -> None:
-    """Exit when the parent process ends, so that a new command can resume the runs."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, product
@@ -69,7 +69,7 @@ def grid_configs(
     return configs
 
 
-def references_named(given: str | Iterable[str] | None, dashes: str = "--") -> list[str]:
+def references_named(given: str | Iterable[str] | None) -> list[str]:
     """Return the names of references; raise ``ConfigError`` for others, none, or equal ones.
 
     >>> references_named("alone,pooled"), references_named(None)
@@ -80,7 +80,7 @@ def references_named(given: str | Iterable[str] | None, dashes: str = "--") -> l
     if set(names) <= set(REFERENCES) and distinct and (names or given is None):
         return names
     expected = f"expected {' or '.join(REFERENCES)}, or both"
-    raise ConfigError(f"{dashes}references {quoted(given)}: {expected}.")
+    raise ConfigError(f"references {quoted(given)}: {expected}.")
 
 
 def single_run_config(
@@ -134,23 +134,20 @@ def _share(choices: Sequence[Choice], shared: Mapping[str, Any]) -> list[Choice]
     ]
 
 
-def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
-    """Parse the numbers in an option's value, for example ``"0,1,5"`` or ``"0-2"``.
+def parse_seeds(given: str | Iterable[int], name: str = "seeds") -> list[int]:
+    """Return numbers of federations or seeds; raise ``ConfigError`` if they are none.
 
-    >>> parse_seeds("0-2"), parse_seeds("3,7")
-    ([0, 1, 2], [3, 7])
+    >>> parse_seeds("0-2"), parse_seeds("3,7"), parse_seeds(range(2))
+    ([0, 1, 2], [3, 7], [0, 1])
     """
-    first, dash, last = text.partition("-")
-    numbers: Iterable[Any] = text.split(",")
-    if dash:
-        ends = first.strip(), last.strip()
-        short = all(end.isdecimal() and len(end) < 10 for end in ends)
-        numbers = range(int(first), int(last) + 1) if short else ()
-    return _distinct(numbers, f"{option} {text!r}")
-
-
-def _distinct(numbers: Iterable[Any], given: str) -> list[int]:
-    """Return numbers of federations or seeds; raise ``ConfigError`` if they are none."""
+    numbers: Iterable[Any] = given
+    if isinstance(given, str):
+        first, dash, last = given.partition("-")
+        numbers = given.split(",")
+        if dash:
+            ends = first.strip(), last.strip()
+            short = all(end.isdecimal() and len(end) < 10 for end in ends)
+            numbers = range(int(first), int(last) + 1) if short else ()
     try:
         values = list(islice(numbers, MAX_SEEDS + 1))
         found = [int(value) for value in values]
@@ -160,53 +157,43 @@ def _distinct(numbers: Iterable[Any], given: str) -> list[int]:
     except (TypeError, ValueError, OverflowError):
         pass
     raise ConfigError(
-        f"{given}: expected distinct numbers >= 0, at most {MAX_SEEDS}, for example 0,1,2 or 0-2."
+        f"{name} = {quoted(given)}: expected distinct numbers >= 0, at most {MAX_SEEDS}, for "
+        "example 0,1,2 or 0-2."
     )
 
 
 def replicates(
-    federations: str | Iterable[int] | None, seeds: str | Iterable[int] | None, dashes: str = "--"
+    federations: str | Iterable[int] | None, seeds: str | Iterable[int] | None
 ) -> tuple[list[int], bool]:
     """Return the numbers of federations or seeds, and whether they are federations.
 
     If neither is given, the federations are `FEDERATIONS`. Raises ``ConfigError`` if both are
-    given, or if the numbers are not distinct integers. The error writes ``dashes`` before the
-    names of options; in Python there are none.
+    given, or if the numbers are not distinct integers.
 
     >>> replicates(None, "0-2"), replicates([3, 7], None)
     (([0, 1, 2], False), ([3, 7], True))
     """
     if seeds is not None and federations is not None:
         raise ConfigError(
-            f"{dashes}federations and {dashes}seeds cannot be combined, because a federation's "
-            "number is also its seed. Remove one of them."
+            "federations and seeds cannot be combined, because a federation's number is also its "
+            "seed. Remove one of them."
         )
-    name, values = ("federations", federations) if seeds is None else ("seeds", seeds)
-    values = FEDERATIONS if values is None else values
-    if isinstance(values, str):
-        return parse_seeds(values, f"{dashes}{name}"), seeds is None
-    return _distinct(values, f"{name} = {quoted(values)}"), seeds is None
+    if seeds is not None:
+        return parse_seeds(seeds), False
+    return parse_seeds(FEDERATIONS if federations is None else federations, "federations"), True
 
 
-#: Settings that cannot be the same for all runs of a comparison -> what to do instead.
-_OF_EACH = {
-    "seed": "use {0}federations or {0}seeds",
-    "run-name": "runs are named after their method and seed",
-    "output-dir": "use {0}output{1}dir",
-    "resume": "use the {0}output{1}dir of the comparison to resume",
-    "data.seed": "{0}federations sets it; use {0}seeds for several seeds on one federation",
-}
-
-
-def check_of_all(keys: Container[str], federated: bool, dashes: str = "--") -> None:
-    """Raise ``ConfigError`` for a setting that each run of a comparison has for itself.
-
-    With ``federated``, each federation has its own ``data.seed``. For ``dashes`` see `replicates`.
-    """
-    for key, instead in _OF_EACH.items():
-        if key in keys and (federated or key != "data.seed"):
-            words = instead.format(dashes, "-" if dashes else "_")
-            raise ConfigError(f"{key}: a comparison does not accept this setting: {words}.")
+def settings_of_each(federated: bool) -> dict[str, str]:
+    """Return the settings that each run of a comparison has for itself, and what to do instead."""
+    of_federations = {
+        "data.seed": "federations sets it; use seeds for several seeds on one federation"
+    }
+    return {
+        "seed": "use federations or seeds",
+        "run-name": "runs are named after their method and seed",
+        "output-dir": "use --output-dir (in Python, output_dir)",
+        "resume": "use the --output-dir (in Python, output_dir) of the comparison to resume",
+    } | (of_federations if federated else {})
 
 
 def redrawable(flat: Mapping[str, Any]) -> bool:
@@ -242,7 +229,7 @@ class Plan:
         clients: Sequence[ClientConfig] = (),
         federations: bool = False,
         held_out: Sequence[str] = (),
-        references: Sequence[str] = (),
+        references: str | Iterable[str] | None = None,
     ) -> Plan:
         """Return a plan with every combination of client, strategy and seed (`grid_configs`).
 
@@ -250,9 +237,10 @@ class Plan:
         ``flat`` names are used. If ``federations``, each seed also defines a federation, by setting
         ``data.seed``; otherwise all runs share that of ``data.seed``. Each of the domains
         ``held_out`` is held out in turn: all runs are repeated for each. Each of the ``references``
-        is one more method, with plain local training and without bounds. Raises ``ConfigError`` if
-        a method is given twice.
+        (`references_named`) is one more method, with plain local training and without bounds.
+        Raises ``ConfigError`` if a method is given twice.
         """
+        names = references_named(references)
         if not strategies:
             named = StrategyConfig.of(flat).name
             strategies = [StrategyConfig(name) for name in dict.fromkeys(("fedavg", named))]
@@ -268,7 +256,7 @@ class Plan:
                 drawn["data.seed"] = seed
             configs = grid_configs({**flat, **drawn}, strategies, shared, clients)
             plain = {k: v for k, v in flat.items() if not k.startswith(COMPARED_TABLES)}
-            rows = ({**plain, **drawn, StrategyConfig.KEY: name} for name in references)
+            rows = ({**plain, **drawn, StrategyConfig.KEY: name} for name in names)
             configs += map(RunConfig.from_flat, rows)
             labels = [config.label for config in configs]
             for label, config in zip(labels, configs, strict=True):
@@ -276,7 +264,7 @@ class Plan:
                     raise ConfigError(f"Method {label!r} is given twice. Remove one of them.")
                 unit = "federation" if federations else "seed"
                 name = f"{prefix}{file_name(label)}-{unit}{seed}"
-                runs.append(dataclasses.replace(config, run_name=name))
+                runs.append(dataclasses.replace(config, run_name=name, resume=""))
         return cls(runs)
 
     def summary(self) -> str:

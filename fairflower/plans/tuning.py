@@ -12,18 +12,17 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from fairflower.arguments import Search
+from fairflower.arguments import ArgumentSpec, Search
 from fairflower.config import RunConfig
-from fairflower.config.methods import DEFAULT
-from fairflower.config.run import tuned_keys
+from fairflower.config.run import changed_settings, tuned_keys
 from fairflower.config.settings import SERVER_LR
 from fairflower.config.text import argument_to_key, shown, unknown
 from fairflower.data import prepare
-from fairflower.errors import ConfigError, RunFolderError, quoted
+from fairflower.errors import ConfigError, RunFolderError
 from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.participation.availability import check_availabilities, check_same_trace
 from fairflower.paths import file_name
@@ -36,15 +35,7 @@ from fairflower.server.checkpoint import check_same_examples, check_same_parts
 from fairflower.server.contents import divergence, read_config, read_facts
 
 
-class TunableArgument(NamedTuple):
-    """An argument to tune: its range, the paper's value, and whether it is an integer."""
-
-    search: Search
-    default: float
-    whole: bool
-
-
-def search_space(config: RunConfig, training: bool = False) -> dict[str, TunableArgument]:
+def search_space(config: RunConfig, training: bool = False) -> dict[str, ArgumentSpec]:
     """Return the arguments to tune of a config's strategy and client, by run config key.
 
     These are all arguments that have a numeric default and a search range and that the config does
@@ -53,23 +44,22 @@ def search_space(config: RunConfig, training: bool = False) -> dict[str, Tunable
     times the config's value, and the number of local epochs, from 1 to twice the config's value.
     """
     arguments = {
-        f"{choice.TABLE}.{argument_to_key(name)}": TunableArgument(
-            spec.search, spec.default, spec.whole
-        )
+        f"{choice.TABLE}.{argument_to_key(name)}": spec
         for choice in (config.strategy, config.client)
         for name, spec in choice.factory.argument_specs().items()
         if spec.search and isinstance(spec.default, (int, float)) and name not in choice.args
     }
     if (server := config.server).optimizer != "none":
         lr = server.lr or SERVER_LR[server.optimizer]
-        arguments["server.lr"] = TunableArgument(Search(lr / 10, 10 * lr, log=True), lr, False)
+        arguments["server.lr"] = ArgumentSpec(lr, search=Search(lr / 10, 10 * lr, log=True))
         if server.optimizer not in ("sgd", "adagrad"):
-            arguments["server.momentum"] = TunableArgument(Search(0, 0.99), server.momentum, False)
+            arguments["server.momentum"] = ArgumentSpec(server.momentum, search=Search(0, 0.99))
     lr, epochs = config.train.lr, config.train.local_epochs
     if training and lr > 0:
-        arguments["train.lr"] = TunableArgument(Search(lr / 5, 5 * lr, log=True), lr, False)
+        arguments["train.lr"] = ArgumentSpec(lr, search=Search(lr / 5, 5 * lr, log=True))
     if training and epochs > 0:
-        arguments["train.local-epochs"] = TunableArgument(Search(1, 2 * epochs), epochs, True)
+        search = Search(1, 2 * epochs)
+        arguments["train.local-epochs"] = ArgumentSpec(epochs, whole=True, search=search)
     return arguments
 
 
@@ -114,18 +104,14 @@ class MethodStudy:
                 facts, before = read_facts(path), read_config(path)
             now = self._trial_config(number).to_flat()
             if run_key(before) != run_key(now):
-                changed = sorted({key for key, _ in run_key(before)[0] ^ run_key(now)[0]})
+                changed = {key for key, _ in run_key(before)[0] ^ run_key(now)[0]}
                 if before["seed"] != now["seed"]:  # which changes all drawn values
-                    changed = ["seed"]
-                differences = (
-                    f"{key} was {quoted(before.get(key, DEFAULT))} and is now "
-                    f"{quoted(now.get(key, DEFAULT))}"
-                    for key in changed
-                )
+                    changed = {"seed"}
+                differences = changed_settings(before, now, {*before, *now} - changed)
                 raise ConfigError(
-                    f"{path} has other settings: {'; '.join(differences)}. Repeat the study's "
-                    "settings, seed, --tune-training, and ranges and defaults of arguments, or "
-                    "choose another --output-dir."
+                    f"{path} has other settings: {differences}. Repeat the study's settings, seed, "
+                    "--tune-training, and ranges and defaults of arguments, or choose another "
+                    "--output-dir."
                 )
             federation = federation or prepare(self.config.data)
             check_same_examples(path, facts, federation)
@@ -141,7 +127,7 @@ class MethodStudy:
             return {key: argument.default for key, argument in self.search_space.items()}
         seeds = {key: derive_seed(self.config.seed, number, key) for key in self.search_space}
         return {
-            key: argument.search.at(np.random.default_rng(seeds[key]).random(), argument.whole)
+            key: argument.at(np.random.default_rng(seeds[key]).random())
             for key, argument in self.search_space.items()
         }
 
@@ -155,12 +141,11 @@ class MethodStudy:
             self.finished.get(number) or Trial(number, self.values(number), "unfinished")
             for number in range(self.budget)
         ]
-        ranges = {key: argument.search for key, argument in self.search_space.items()}
+        ranges = {k: spec.search for k, spec in self.search_space.items() if spec.search}
         metric = self.metric.legible(float(np.mean(t.scores)) for t in trials if t.scores)
         return Tuned(self.name, ranges, tuple(trials), self.protocol.select, metric)
 
-    def record_outcomes(self) -> None:
-        """Record the outcomes of trials that have finished."""
+    def _record_outcomes(self) -> None:
         for number in self._unfinished():
             path = self.path(number)
             if not (path / "run.json").exists():
@@ -185,8 +170,9 @@ class MethodStudy:
 
     # --- runs ----------------------------------------------------------------------------
 
-    def take_runs(self) -> list[RunConfig]:
-        """Return the runs that can start now, trials and then tests, and mark them as submitted."""
+    def next_runs(self) -> list[RunConfig]:
+        """Record which trials have ended; return the runs that can start, trials and then tests."""
+        self._record_outcomes()
         if left := self._unfinished():
             # `_prepare_trial` would delete the folder of a trial that is running.
             fresh = [n for n in left if self.path(n).name not in self.submitted]
@@ -209,7 +195,6 @@ class MethodStudy:
         return config
 
     def _trial_config(self, number: int) -> RunConfig:
-        """Return the run of a trial, starting with the first round."""
         values: dict[str, Any] = {**self.values(number), "run-name": self.path(number).name}
         return RunConfig.from_flat(self.config.to_flat() | values)
 
@@ -224,7 +209,7 @@ class MethodStudy:
 
     def _remaining_tests(self) -> list[RunConfig]:
         made, lost = [], set()
-        for path, key, facts in self._made_tests():
+        for path, key, facts in self.made_tests():
             if _outcome(facts)[0] == "lost":
                 lost.add(key)
             else:
@@ -236,7 +221,6 @@ class MethodStudy:
         return left.resuming(self.folder / "runs").runs
 
     def _planned_tests(self) -> Iterator[RunConfig]:
-        """Yield all planned tests."""
         flat: dict[str, Any] = self.config.to_flat()
         flat |= {"evaluate.test": True, "output-dir": str(self.folder / "runs")}
         tuned = ",".join(dict.fromkeys([*tuned_keys(flat), *self.search_space]))
@@ -249,11 +233,7 @@ class MethodStudy:
                     drawn["data.seed"] = seed
                 yield RunConfig.from_flat({**flat, **own, **trial.values, **drawn})
 
-    def test_folders(self) -> Iterator[Path]:
-        """Yield the folders of planned tests, without tests of values that were chosen earlier."""
-        return (path for path, _, _ in self._made_tests())
-
-    def _made_tests(self) -> Iterator[tuple[Path, Hashable, Mapping[str, Any]]]:
+    def made_tests(self) -> Iterator[tuple[Path, Hashable, Mapping[str, Any]]]:
         """Yield folder, `run_key` and facts of planned tests; damaged ones will be repeated."""
         planned = {run_key(c.to_flat()) for c in self._planned_tests()}
         for info in (self.folder / "runs").glob(f"{file_name(self.name)}-*/run.json"):
@@ -289,8 +269,7 @@ class TuningStudies:
         self.total = 0  # largest possible number of remaining runs
         self.plan = Plan([])  # the first runs
         for method in self.methods:
-            method.record_outcomes()
-            self.plan.runs += method.take_runs()
+            self.plan.runs += method.next_runs()
             left = method.tuned().count("unfinished")
             tests = len(protocol.seeds) * (1 + (protocol.defaults and bool(method.search_space)))
             self.total += (left + tests) if left else len(method.submitted)
@@ -305,20 +284,17 @@ class TuningStudies:
 
     def ended(self, config: RunConfig, error: Exception | None) -> list[RunConfig]:
         """Record how a run ended; return new runs to start."""
-        method = self._of(config)
-        method.record_outcomes()
-        return method.take_runs()
+        return self._of(config).next_runs()
 
     def died(self, config: RunConfig) -> list[RunConfig]:
         """Return the runs to start after a run's process died, including this run if needed."""
         method = self._of(config)
         method.submitted.discard(config.run_name)
-        method.record_outcomes()
-        return method.take_runs()
+        return method.next_runs()
 
     def test_folders(self) -> list[Path]:
-        """Return the folders of the planned tests of all methods."""
-        return sorted({path for method in self.methods for path in method.test_folders()})
+        """Return the folders of planned tests, without tests of values that were chosen earlier."""
+        return sorted({path for method in self.methods for path, _, _ in method.made_tests()})
 
     def tuned(self) -> list[Tuned]:
         """Return the trials of all methods."""

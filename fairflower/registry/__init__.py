@@ -184,7 +184,7 @@ ADAPTERS = Registry(
 PARTICIPATION = Registry(
     "fairflower.participation",
     {
-        "uniform": "policies:Uniform - uniform at random",
+        "uniform": "fairflower.aggregation.participation:Uniform - uniform at random",
         "by-examples": "policies:ByExamples - at random, in proportion to training examples, which "
         "fedavg then counts twice",
         "round-robin": "policies:RoundRobin - in turn",

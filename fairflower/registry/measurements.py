@@ -8,7 +8,7 @@ entry point in the group ``fairflower.measurements``.
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal
 
 from fairflower.errors import ConfigError
@@ -155,9 +155,8 @@ def measurement(
     return declare
 
 
-@cache
 def load_measurement(name: str) -> Any:
-    """Import another package's function, once per process.
+    """Import another package's function.
 
     Raises ``ConfigError`` if it cannot be imported, or `measurement` does not declare it: a server
     must not be able to make a client call just any function.

@@ -16,6 +16,7 @@ from collections import Counter, UserDict
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from fairflower.arguments import argument_specs, shared_arguments
@@ -83,10 +84,10 @@ class Registry(UserDict[str, Any]):
         entry.
         """
         if name in self.data:
-            return _attribute(self._place(name))
+            return resolve_name(self.place(name))
         if family := self.family(name):
             place = f"{self.package}.{self.families[family]}"
-            function = _attribute(place)
+            function = resolve_name(place)
             member = functools.partial(function, name.partition(":")[2])
             named = {"__module__": place.partition(":")[0], "__name__": name}
             member.__dict__.update(vars(function) | named)
@@ -111,12 +112,8 @@ class Registry(UserDict[str, Any]):
         family, _, member = name.partition(":")
         return family if member and family in self.families else ""
 
-    def module_of(self, name: str) -> str:
-        """Return the module of a built-in entry, without importing it."""
-        return self._place(name).partition(":")[0]
-
-    def _place(self, name: str) -> str:
-        """Return the ``module:attribute`` of a built-in entry."""
+    def place(self, name: str) -> str:
+        """Return the ``module:attribute`` of a built-in entry, without importing it."""
         place: str = self.data[name]
         return place if place.startswith("fairflower.") else f"{self.package}.{place}"
 
@@ -186,19 +183,17 @@ class Registry(UserDict[str, Any]):
     def _fits(self, thing: Any) -> bool:
         """Return whether an attribute of a module may be meant by a misspelled name."""
         if not self._base:
-            return inspect.isfunction(thing)
-        base = _attribute(self._base)
+            return callable(thing) and not isinstance(thing, type)
+        base = resolve_name(self._base)
         return isinstance(thing, type) and issubclass(thing, base) and thing is not base
 
     def _check_entry(self, start: str, entry: Any) -> None:
-        if not self._base:
-            if not callable(entry) or isinstance(entry, type):
-                raise ConfigError(f"{start}: expected a function, got {entry!r}.")
-            return
         if not self._fits(entry) and not (self._makers and inspect.isroutine(entry)):
-            base_name = self._base.replace(":", ".")
+            wanted = f"a subclass of {self._base.replace(':', '.')}" if self._base else "a function"
             maker = ", or a function that returns an instance" if self._makers else ""
-            raise ConfigError(f"{start}: expected a subclass of {base_name}{maker}, got {entry!r}.")
+            raise ConfigError(f"{start}: expected {wanted}{maker}, got {entry!r}.")
+        if not self._base:
+            return
         try:
             arguments = {*argument_specs(entry)}
         except ConfigError as error:
@@ -210,7 +205,7 @@ class Registry(UserDict[str, Any]):
             ) from error
         if self.lines:  # no method: its arguments are not settings beside those of its base
             return
-        if taken := sorted({"name", *shared_arguments(_attribute(self._base))} & arguments):
+        if taken := sorted({"name", *shared_arguments(resolve_name(self._base))} & arguments):
             raise ConfigError(
                 f"{start}: its constructor has the argument {taken[0]!r}, which every {self.kind} "
                 "has already. Rename the argument."
@@ -244,8 +239,3 @@ def _entry_points(group: str) -> tuple[EntryPoint, ...]:
 def _cached_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """Return the entry points of a group; cached for each ``sys.path``, because it takes 10 ms."""
     return tuple(sorted(entry_points(group=group), key=lambda offer: (offer.name, offer.value)))
-
-
-def _attribute(place: str) -> Any:
-    module, _, attribute = place.partition(":")
-    return getattr(importlib.import_module(module), attribute)

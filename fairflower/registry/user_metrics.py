@@ -1,7 +1,5 @@
 """User-defined metrics: functions of outputs and targets, named in ``evaluate.metrics``."""
 
-import functools
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -58,31 +56,22 @@ def load_metrics(places: str) -> dict[str, Any]:
                 raise ConfigError(
                     f"The metric {quoted(place)} is unknown: expected module:function."
                 )
-            loaded[name] = load_function(place)
-            directions({name: loaded[name]})
+            loaded[name] = METRICS.load(place)
+            direction(name, loaded[name])
         except ConfigError as error:
             raise ConfigError(f"evaluate.metrics: {error}") from error
     return loaded
 
 
-@functools.cache
-def load_function(place: str) -> Any:
-    """Import a metric's function, once per process."""
-    return METRICS.load(place)
-
-
-def directions(functions: Mapping[str, Any]) -> dict[str, int]:
-    """Return each metric's direction: 1 if higher is better, -1 if lower is (``better = -1``)."""
-    direction_of = {}
-    for name, function in functions.items():
-        try:
-            better = getattr(function, "better", 1)
-        except Exception as error:
-            raise ConfigError(f"{name}.better raised {failure_text(error)}.") from error
-        if not isinstance(better, int | float | np.integer) or better not in (1, -1):
-            raise ConfigError(f"{name}.better = {quoted(better)}: expected 1 or -1.")
-        direction_of[name] = int(better)
-    return direction_of
+def direction(name: str, function: Any) -> int:
+    """Return a metric's direction: 1 if higher is better, -1 if lower is (``better = -1``)."""
+    try:
+        better = getattr(function, "better", 1)
+    except Exception as error:
+        raise ConfigError(f"{name}.better raised {failure_text(error)}.") from error
+    if not isinstance(better, int | float | np.integer) or better not in (1, -1):
+        raise ConfigError(f"{name}.better = {quoted(better)}: expected 1 or -1.")
+    return int(better)
 
 
 def compute_metrics(

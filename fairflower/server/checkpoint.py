@@ -22,7 +22,6 @@ from fairflower.config.run import (
     check_keys,
     check_values,
     execution_keys,
-    methods_of,
 )
 from fairflower.errors import ConfigError, RunFolderError, logger, quoted
 from fairflower.files import Arrays, DamagedFile, read_arrays, sealed_facts, write_arrays
@@ -233,9 +232,9 @@ def model_at(model: str | Path) -> tuple[Path, Path | None]:
 
 def _check_given(run: Path, flat: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` for a given setting that is invalid or may not change."""
-    methods, before = methods_of(flat), with_absolute_paths(flat)
+    before = with_absolute_paths(flat)
     for key, value in given.items():
-        check_keys([key], methods)
+        check_keys([key])
         check_values({key: value})
         asked = with_absolute_paths({**flat, key: value})
         if key not in CHANGEABLE and asked.get(key) != before.get(key):

@@ -33,9 +33,9 @@ from fairflower.models import Model, frozen_digest, initial_local_arrays, to_num
 from fairflower.numerics.group_fairness import METRICS
 from fairflower.numerics.scores import Score
 from fairflower.participation.availability import Trace, read_availability
-from fairflower.registry import MODELS, RANDOM_WEIGHTS
+from fairflower.registry import RANDOM_WEIGHTS
 from fairflower.registry.measurements import MEASUREMENTS
-from fairflower.registry.user_metrics import directions, load_metrics, metric_names
+from fairflower.registry.user_metrics import direction, load_metrics, metric_names
 from fairflower.secure.protocol import SMALLEST_SUM
 from fairflower.secure.rounds import described
 from fairflower.server import registration
@@ -170,7 +170,9 @@ class RunSetup:
             "availability": available.digest if isinstance(available, Trace) else "",
             "parts": part_digests(config),
             "validation_sizes": federation.validation_sizes,
-            "metrics": directions(load_metrics(config.evaluate.metrics)),
+            "metrics": {
+                n: direction(n, f) for n, f in load_metrics(config.evaluate.metrics).items()
+            },
             "label": self.trained.label if self.trained else "",
             "held_out": federation.held_out,
             "held_out_size": federation.held_out_size,
@@ -298,7 +300,7 @@ def _check_network(
     """Raise ``ConfigError`` if a user's network fails in training on made-up examples."""
     chosen, client = ModelSpec.read(config.model.name), config.client
     federation = evaluator.federation
-    if chosen.family or chosen.name in MODELS.data:
+    if chosen.known:
         return
     model = build_model(config.model, client, federation, config.seed)
     data = made_up(federation.shape, federation.num_classes, federation.learns)

@@ -30,8 +30,9 @@ from fairflower.cli.terminal import console, say_where
 from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, RunFolderError
+from fairflower.paths import TRIALS
 from fairflower.plans import execution
-from fairflower.plans.execution import auto_jobs, is_study, locked_folder, setup_summary
+from fairflower.plans.execution import auto_jobs, locked_folder, setup_summary
 from fairflower.plans.plan import Plan, parse_seeds
 from fairflower.plans.tuning import TuningProtocol
 from fairflower.report import read_run
@@ -228,7 +229,7 @@ def test_data_show_draws_a_contact_sheet(tmp_path):
     [
         (["run", *QUICK, "--set=min-clients=9"], 2, "min-clients = 9"),
         (["compare", "--seeds=0", "--federations=0-4"], 2, "cannot be combined"),
-        (["compare", "--federations=0-x"], 2, "--federations '0-x': expected distinct numbers"),
+        (["compare", "--federations=0-x"], 2, "federations = '0-x': expected distinct numbers"),
         (["compare", "--set=data.seed=3"], 2, "data.seed: a comparison does not accept"),
     ],
 )
@@ -536,7 +537,7 @@ def test_an_output_folder_is_locked_and_holds_either_a_comparison_or_a_study(tmp
     (tmp_path / "runs").mkdir()
     assert f"{tmp_path} is the folder of a comparison" in error_of("tune")
     (tmp_path / "trials" / "20261128-101500-42").mkdir(parents=True)
-    assert not is_study(tmp_path), "a trial deployment is no trial"
+    assert not any(tmp_path.glob(TRIALS)), "a trial deployment is no trial"
     (tmp_path / "trials" / "fedavg-trial0").mkdir()
     assert f"{tmp_path} is the folder of a study." in error_of("compare")
     with pytest.raises(ConfigError, match="is the folder of a study"):
@@ -599,7 +600,7 @@ def test_engine_options_run_one_job_at_a_time_by_default(given, jobs, tmp_path, 
     monkeypatch.setattr(
         execution,
         "execute",
-        lambda plan, console, folders, jobs, home: asked.append(jobs or auto_jobs(plan)),
+        lambda plan, console, jobs, home: asked.append(jobs or auto_jobs(plan)),
     )
     call("compare", "--seeds=0", *given, "--set=train.device=cpu", f"--output-dir={tmp_path}")
     assert asked == [jobs]

@@ -40,11 +40,12 @@ def test_auto_takes_ray_only_where_it_can_save_time(
     flat: dict[str, Any], examples: float, engine: str
 ) -> None:
     config = RunConfig.from_flat({"train.device": "cpu", "train.local-epochs": 1, **flat})
-    assert execution.chosen_engine(config, examples) == engine
+    assert execution.chosen_engine(config, examples)[0] == engine
 
 
 def test_the_summary_says_why_clients_run_in_this_process() -> None:
-    line = execution.engine_line(RunConfig())
+    config = RunConfig.from_flat({"train.device": "cpu", "train.local-epochs": 1})
+    line = execution.chosen_engine(config, SMALL)[1]
     assert (
         line == "inline, one client at a time, because Ray's start would take longer than it saves"
     )

@@ -174,7 +174,7 @@ def test_a_design_is_read_from_its_file(file: Path) -> None:
             '[benchmarks.noisy]\nsame-data = "plane"',
             "noisy: same-data = 'plane': expected a benchmark without this key .plain.",
         ),
-        ('federations = "0-1"', 'federations = "1-0"', "plain: federations '1-0'"),
+        ('federations = "0-1"', 'federations = "1-0"', "plain: federations = '1-0'"),
         (
             "[settings.data]",
             "[settings.data]\nseed = 3",

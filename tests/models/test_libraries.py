@@ -348,7 +348,7 @@ def test_layers_that_peft_cannot_adapt_are_named() -> None:
         ({"model.name": "timm:x", "model.adapter": "lora:r=1000000000"}, "r = 1000000000: expect"),
         ({"model.name": "timm:x", "model.adapter": "lora:dropout=1"}, r"1: .*in \[0, 0.99\]"),
         ({"model.name": "timm:x", "model.adapter": "lora:q=1"}, "argument of lora 'q'"),
-        ({"model.name": "timm:x:depth=1"}, "argument of timm:x 'depth'.*image_size"),
+        ({"model.name": "timm:x:depth=1"}, "argument of timm:x 'depth'.*image-size"),
         ({"model.name": "tim:x"}, "The model 'tim:x' cannot be imported"),
         ({"model.name": "timm:x", "data.name": "randhie"}, "accepts images, but the data are feat"),
     ],

@@ -340,7 +340,7 @@ def test_weights_imagenet_are_torchvisions(
 
 @pytest.mark.usefixtures("published")
 def test_receivers_of_all_arrays_load_no_weights() -> None:
-    for name in (name for name in AT_HAND if ModelSpec(name).pretrained):
+    for name in (name for name in AT_HAND if ModelSpec(name).takes("weights")):
         model = models.build(name, 7, COLOR, seed=0)
         whole = model.exchanged_arrays().keys() == model.state_dict().keys()
         assert whole == getattr(MODELS[name], "sent_whole", False)

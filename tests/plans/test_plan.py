@@ -18,7 +18,7 @@ from fairflower.config import ClientConfig, RunConfig, StrategyConfig
 from fairflower.config.run import default_values
 from fairflower.errors import ConfigError, DataError, RunInterrupted
 from fairflower.plans import execution, parallel, power
-from fairflower.plans.execution import execute, remaining_plan, resolve_jobs
+from fairflower.plans.execution import auto_jobs, check_parallel, execute, remaining_plan
 from fairflower.plans.plan import Plan, grid_configs, run_key, single_run_config
 from fairflower.report import read_run
 
@@ -57,17 +57,19 @@ def test_completed_runs_that_are_kept_get_the_setting_tuned_of_the_command(tmp_p
 @pytest.mark.parametrize(
     ("settings", "jobs"),
     [
-        ({}, None),
-        (default_values(), None),  # the config.toml of a run has all keys
+        ({}, 2),
+        (default_values(), 2),  # the config.toml of a run has all keys
         ({"workers": 2}, 1),
         ({"engine": "ray"}, 1),
         ({"ray-address": "auto"}, 1),
     ],
 )
 def test_engine_settings_imply_one_run_at_a_time(
-    settings: dict[str, Any], jobs: int | None
+    settings: dict[str, Any], jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert resolve_jobs(settings, None) == jobs
+    monkeypatch.setattr(execution, "cpus", lambda: 2)
+    config = RunConfig.from_flat({**settings, "train.device": "cpu"})
+    assert auto_jobs(Plan([config] * 2)) == jobs
 
 
 def test_the_run_key_is_the_same_for_relative_and_absolute_paths(
@@ -87,13 +89,10 @@ def test_later_runs_of_a_plan_may_have_more_clients_than_the_first(tmp_path: Pat
     """As if each domain is held out in turn and the domains have different numbers of clients."""
     runs = [config(tmp_path, **{"data.clients-per-domain": clients}) for clients in (1, 2)]
     impossible = config(tmp_path, **{"data.clients-per-domain": 10**6})
-    folders: list[Path] = []
     with pytest.raises(DataError):
-        execute(Plan([*runs, impossible]), Console(quiet=True), folders, 1)
-    assert [json.loads((path / "run.json").read_text())["status"] for path in folders] == [
-        "completed",
-        "completed",
-    ]
+        execute(Plan([*runs, impossible]), Console(quiet=True))
+    statuses = [json.loads(path.read_text())["status"] for path in tmp_path.rglob("run.json")]
+    assert statuses == ["completed", "completed"]
 
 
 def test_a_stopped_command_says_how_to_resume_it(
@@ -164,9 +163,9 @@ def test_parallel_runs_are_stopped_if_the_waiting_process_fails(
 def test_settings_of_parallel_clients_are_refused_with_parallel_runs(
     settings: dict[str, Any], key: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=f"--jobs 2: .* but {key} = .* is set"):
-        resolve_jobs({**default_values(), **settings}, 2)
-    assert resolve_jobs({**default_values(), **settings}, 1) == 1
+    plan = Plan([RunConfig.from_flat({**default_values(), **settings})])
+    with pytest.raises(ConfigError, match=f"{key} = .*: 2 parallel runs"):
+        check_parallel(plan, "2 parallel runs")
     assigned = [part for k, v in settings.items() for part in ("--set", f"{k}={v}")]
     output = call("tune", "--strategies", "fedavg", "--output-dir", tmp_path, *assigned, expect=2)
     assert f"{key} = {settings[key]!r}: the runs of a study use the inline engine" in output

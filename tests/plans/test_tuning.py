@@ -22,7 +22,7 @@ from rich.console import Console
 from run_folders import Page
 from studies import Quality, by_tau, run_study, tuned_of, tuning, write_run
 
-from fairflower.arguments import Search
+from fairflower.arguments import ArgumentSpec, Search
 from fairflower.cli.tune import Select
 from fairflower.client_app import app
 from fairflower.config import RunConfig
@@ -30,7 +30,7 @@ from fairflower.data import prepare
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, Diverged, RoundFailed, RunFolderError
 from fairflower.plans.execution import locked_folder
-from fairflower.plans.tuning import TunableArgument, TuningProtocol, TuningStudies, search_space
+from fairflower.plans.tuning import TuningProtocol, TuningStudies, search_space
 from fairflower.registry import CLIENTS, STRATEGIES
 from fairflower.report import read_run, terminal_table, write_report
 from fairflower.report.analysis import analyze
@@ -162,11 +162,11 @@ def test_ranges_of_training_settings_are_around_the_values_of_the_config() -> No
 
 def test_the_server_optimizers_rate_and_momentum_are_tuned() -> None:
     space = search_space(RunConfig.from_flat({"server.optimizer": "adam"}))
-    assert space["server.lr"] == (Search(0.01, 1, log=True), 0.1, False)
-    assert space["server.momentum"] == (Search(0, 0.99), 0.9, False)
+    assert space["server.lr"] == ArgumentSpec(0.1, search=Search(0.01, 1, log=True))
+    assert space["server.momentum"] == ArgumentSpec(0.9, search=Search(0, 0.99))
     plain = {"server.optimizer": "sgd", "server.lr": 2.0}
     space = search_space(RunConfig.from_flat(plain))
-    assert space["server.lr"] == (Search(0.2, 20, log=True), 2.0, False)
+    assert space["server.lr"] == ArgumentSpec(2.0, search=Search(0.2, 20, log=True))
     assert "server.momentum" not in space
 
 
@@ -605,14 +605,14 @@ def test_a_completed_trial_whose_last_round_is_missing_is_named(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"training": True}, r"trial1 has other .*local-epochs was 5 and is now \d+; train.lr was"),
+        ({"training": True}, r"trial1 has other .*local-epochs was 5 and is \d+; train.lr was"),
         (
             {"settings": {"train.lr": 0.1}},
-            r"trial0 has other settings: train.lr was 0.05 and is now",
+            r"trial0 has other settings: train.lr was 0.05 and is",
         ),
         (
             {"settings": {"data.seed": 1}},
-            r"trial0 has other settings: data.seed was 0 and is now 1",
+            r"trial0 has other settings: data.seed was 0 and is 1",
         ),
     ],
 )
@@ -630,11 +630,11 @@ def test_a_study_with_other_ranges_or_another_seed_is_refused(
     study = tuning(tmp_path, "fedheal")
     run_study(study, most=4)
     configs = [replace(method.config, seed=7) for method in study.methods]
-    with pytest.raises(ConfigError, match="trial0 has other settings: seed was 0 and is now 7"):
+    with pytest.raises(ConfigError, match="trial0 has other settings: seed was 0 and is 7"):
         TuningStudies(tmp_path, configs, study.methods[0].protocol)
-    narrow = {"strategy.tau": TunableArgument(Search(0, 0.5), 0.3, False)}
+    narrow = {"strategy.tau": ArgumentSpec(0.3, search=Search(0, 0.5))}
     monkeypatch.setattr("fairflower.plans.tuning.search_space", lambda *_: narrow)
-    with pytest.raises(ConfigError, match=r"trial1 has other .*; strategy.tau was 0\.\d+ and is"):
+    with pytest.raises(ConfigError, match=r"trial1 has other .*strategy.tau was 0\.\d+ and is"):
         tuning(tmp_path, "fedheal")
 
 

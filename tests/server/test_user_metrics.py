@@ -17,7 +17,6 @@ from fairflower.client_app import _data
 from fairflower.config import RunConfig
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, MetricError
-from fairflower.registry import user_metrics
 from fairflower.report import read_run, read_summary, write_summary
 from fairflower.report.analysis import analyze
 from fairflower.report.tables import user_tables
@@ -228,7 +227,6 @@ def test_a_client_without_the_module_of_a_metric_is_named(
     def leave(server_round: int, _: Any) -> None:
         (tmp_path / "only_here.py").unlink()
         sys.modules.pop("only_here")
-        user_metrics.load_function.cache_clear()
 
     with pytest.raises(MetricError, match=r"share failed on client 0 of .*cannot be imported"):
         run(run_config, on_round=leave)
