@@ -9,9 +9,8 @@ stage, in which clients train.
 import hashlib
 import math
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +36,7 @@ from fairflower.flower_compat import (
     secaggplus_workflow,
 )
 from fairflower.numerics import Vector
+from fairflower.process_wide import Setting, process_wide
 from fairflower.secure.vectors import CLIPPING, quantization_range
 
 Send = Callable[[list[Message]], list[Message]]
@@ -323,10 +323,10 @@ def _check_reply(stage: str, request: Message, reply: Message, keys: set[Any]) -
 # A server that tries all 2^32 seeds would read the update of any client that has sent its masked
 # vector, but that it names as failed to the others.
 
-#: Number of blocks of `aes_masks` that have begun, and the generators that the first one replaced.
-_blocks = 0
-_replaced: list[tuple[Any, Any]] = []
-_lock = threading.Lock()
+_GENERATORS = [
+    Setting.of(module, "pseudo_rand_gen")
+    for module in (sys.modules[secaggplus_mod.__module__], secaggplus_workflow)
+]
 
 
 def masks_of(seed: bytes, num_range: int, shapes: list[tuple[int, ...]]) -> list[Any]:
@@ -337,22 +337,6 @@ def masks_of(seed: bytes, num_range: int, shapes: list[tuple[int, ...]]) -> list
     return [a.astype(np.int64).reshape(s) % num_range for a, s in zip(drawn, shapes, strict=True)]
 
 
-@contextmanager
-def aes_masks() -> Iterator[None]:
-    """Make Flower's mod and its workflow use `masks_of` in the block, also in nested blocks."""
-    global _blocks
-    with _lock:
-        if _blocks == 0:
-            modules: list[Any] = [sys.modules[secaggplus_mod.__module__], secaggplus_workflow]
-            _replaced[:] = [(module, module.pseudo_rand_gen) for module in modules]
-            for module in modules:
-                module.pseudo_rand_gen = masks_of
-        _blocks += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _blocks -= 1
-            if _blocks == 0:
-                for module, generator in _replaced:
-                    module.pseudo_rand_gen = generator
+def aes_masks() -> AbstractContextManager[None]:
+    """Make Flower's mod and its workflow use `masks_of` in the block."""
+    return process_wide(dict.fromkeys(_GENERATORS, masks_of))
