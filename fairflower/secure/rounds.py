@@ -48,40 +48,34 @@ from fairflower.seeds import derive_seed
 DOMINANT_WEIGHT = 0.5
 
 
-class SecureAggregation:
-    """Training rounds under secure aggregation.
+def train_masked(
+    strategy: FairStrategy,
+    send: Send,
+    server_round: int,
+    messages: Sequence[Message],
+    arrays: ArrayRecord,
+) -> ArrayRecord:
+    """Send the strategy's train messages and return the next global model.
 
     The strategy has ``sums_suffice = True``, and ``send`` sends messages and returns the replies
-    that arrive before the timeout.
+    that arrive before the timeout. Raises ``Halted`` if the masks cannot be removed, or if the sum
+    is wrong. The strategy then has its state from before the round. Raises ``RoundFailed`` if fewer
+    than ``min_clients`` replies are usable.
     """
-
-    def __init__(self, strategy: FairStrategy, send: Send) -> None:
-        self.strategy, self.send = strategy, send
-
-    def train(
-        self, server_round: int, messages: Sequence[Message], arrays: ArrayRecord
-    ) -> ArrayRecord:
-        """Send the strategy's train messages and return the next global model.
-
-        Raises ``Halted`` if the masks cannot be removed, or if the sum is wrong. The strategy then
-        has its state from before the round. Raises ``RoundFailed`` if fewer than ``min_clients``
-        replies are usable.
-        """
-        strategy, before = self.strategy, self.strategy.state_dict()
-        asked = {strategy._enrolled.client_of(message): message for message in messages}
-        check = ReplyCheck(strategy, arrays, strategy._enrolled.sizes)
-        now = _Round(strategy, self.send, server_round, asked, decode_record(arrays), check)
-        strategy.diagnostics, strategy.clusters = {}, None
-        strategy.client_ids, strategy.client_metrics = (), {}
-        try:
-            merged = now.merged()
-        except Halted:
-            strategy.load_state_dict(before)
-            strategy.diagnostics, strategy.client_ids = {}, ()
-            raise
-        finally:
-            strategy.dropped = dict(sorted(now.dropped.items()))
-        return record_of(merged)
+    before = strategy.state_dict()
+    asked = {strategy._enrolled.client_of(message): message for message in messages}
+    check = ReplyCheck(strategy, arrays, strategy._enrolled.sizes)
+    now = _Round(strategy, send, server_round, asked, decode_record(arrays), check)
+    strategy.diagnostics, strategy.clusters = {}, None
+    strategy.client_ids, strategy.client_metrics = (), {}
+    try:
+        return record_of(now.merged())
+    except Halted:
+        strategy.load_state_dict(before)
+        strategy.diagnostics, strategy.client_ids = {}, ()
+        raise
+    finally:
+        strategy.dropped = dict(sorted(now.dropped.items()))
 
 
 @dataclass
