@@ -267,29 +267,6 @@ RELATIVE = tuple(
 SUMMARIES = (AVG, STD0, STD, MIN, MAX, GAP, TENTH, *RELATIVE)
 
 
-def average_and_worst(better: int) -> tuple[Summary, Summary]:
-    """Return summaries of the average and the worst value; ``better`` is 1 (more is better) or -1.
-
-    >>> [row([0.1, 0.4]) for row in average_and_worst(-1)]
-    [0.25, 0.4]
-    """
-    if better > 0:
-        return AVG, MIN
-    return replace(AVG, better=-1), replace(MAX, better=-1, phrase=MIN.phrase)
-
-
-def criterion(name: str, better: int) -> Summary:
-    """Return the summary by which rounds are chosen: ``average``, ``worst`` or ``worst-half``.
-
-    >>> [criterion(name, -1)([1.0, 2.0, 4.0, 5.0]) for name in ("average", "worst", "worst-half")]
-    [3.0, 5.0, 4.5]
-    """
-    average, low = average_and_worst(better)
-    formula = partial(worst_fraction, fraction=0.5, better=better)
-    half = replace(WORST_HALF, better=better, formula=formula)
-    return {"average": average, "worst": low, "worst-half": half}[name]
-
-
 class OverDomains(NamedTuple):
     """Summaries of a score over domains, in its unit and direction."""
 
@@ -306,9 +283,23 @@ def over_domains(score: Score) -> OverDomains:
     >>> [row.title for row in over_domains(Score("mae", better=-1, unit="days"))]
     ['AVG', 'MAX', 'STD', 'GAP']
     """
-    gap = GAP if score.better > 0 else replace(GAP, phrase="worst minus best")
-    rows = (*average_and_worst(score.better), STD, gap)
+    rows = AVG, MIN, STD, GAP
+    if score.better <= 0:
+        worst = replace(MAX, better=-1, phrase=MIN.phrase)
+        rows = replace(AVG, better=-1), worst, STD, replace(GAP, phrase="worst minus best")
     return OverDomains(*(_of(score, row) for row in rows))
+
+
+def criterion(name: str, score: Score) -> Callable[[ArrayLike], float]:
+    """Return the function by which rounds are chosen: ``average``, ``worst`` or ``worst-half``.
+
+    >>> mae = Score("mae", better=-1)
+    >>> [criterion(name, mae)([1.0, 2.0, 4.0, 5.0]) for name in ("average", "worst", "worst-half")]
+    [3.0, 5.0, 4.5]
+    """
+    average, worst, _, _ = over_domains(score)
+    half = partial(worst_fraction, fraction=0.5, better=score.better)
+    return {"average": average, "worst": worst, "worst-half": half}[name]
 
 
 @cache

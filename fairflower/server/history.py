@@ -155,8 +155,7 @@ class History:
         scores = [tests.get(domain, math.nan) for domain in self.domains]
         if not np.isfinite(scores).all():
             return -math.inf
-        better = self.primary.better
-        return better * float(f"{criterion(by, better)(scores):.12g}")
+        return self.primary.better * float(f"{criterion(by, self.primary)(scores):.12g}")
 
     def last_test(self) -> tuple[int, dict[str, float]]:
         """Return the last tested round and the score per domain, NaN if a domain was not tested.

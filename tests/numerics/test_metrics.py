@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from fairflower.numerics import metrics
+from fairflower.numerics.scores import Score
 
 Metric = Callable[..., float]
 
@@ -140,8 +141,8 @@ def test_summaries_declare_the_better_direction() -> None:
         if row.better:
             assert row.better * (row(even) - row(worse)) > 0, row.heading
     for better in (1, -1):
-        for row in metrics.average_and_worst(better):
-            assert row.better == better
+        average, worst, *_ = metrics.over_domains(Score("mae", better))
+        assert average.better == worst.better == better
 
 
 def test_summaries_declare_whether_the_unit_cancels_and_whether_they_need_two_values() -> None:
