@@ -44,7 +44,7 @@ def check_strategy(rule: type[FairStrategy], **arguments: Any) -> None:
     level = log.level
     log.setLevel(logging.ERROR)  # no warnings about absent clients
     try:
-        with as_assertions(rule.__name__, rule.__module__):
+        with as_assertions(rule):
             for check in CHECKS:
                 check(lambda **options: rule(**arguments, **options))
     finally:
