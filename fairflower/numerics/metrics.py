@@ -299,7 +299,9 @@ def criterion(name: str, score: Score) -> Callable[[ArrayLike], float]:
     """
     average, worst, _, _ = over_domains(score)
     half = partial(worst_fraction, fraction=0.5, better=score.better)
-    return {"average": average, "worst": worst, "worst-half": half}[name]
+    by: dict[str, Callable[[ArrayLike], float]]
+    by = {"average": average, "worst": worst, "worst-half": half}
+    return by[name]
 
 
 @cache
