@@ -83,6 +83,14 @@ WORDS = {
     "state-round": "round in which the site's own state was written",
 }
 
+#: Steps and records -> who gets them, if not only the server.
+RECIPIENTS = {
+    Stage.SHARE_KEYS: "other sites; the server passes them on, and cannot read them",
+    **dict.fromkeys((Stage.SETUP, SIGN_LIST, SIGNED), "the server and all sites"),
+    "arrays": "the server; all sites get the merged model",
+    OWN: "the server; sites that test others' models get it",
+}
+
 #: What the description of a table has besides: with its sums, and with none.
 TABLE = "columns, sums, and the number of patients (data.patient)"
 DECLARED = "columns as the schema declares them, and the number of patients (data.patient); no sums"
@@ -221,16 +229,10 @@ class Rehearsal:
         return {exchange.name: exchange for exchange in made}
 
     def _recipient(self, kind: str, name: str, keys: Sequence[str]) -> str:
-        if kind == Stage.SHARE_KEYS:
-            return "other sites; the server passes them on, and cannot read them"
-        if kind in (Stage.SETUP, SIGN_LIST) or name == SIGNED:
-            return "the server and all sites"
-        if name == "arrays":
-            return "the server; all sites get the merged model"
+        if words := RECIPIENTS.get(name) or RECIPIENTS.get(kind):
+            return words
         if "site" in keys:
             return "the server; all sites get the names, and the encoding of tables"
-        if name == OWN:
-            return "the server; sites that test others' models get it"
         if not (exchange := self._exchanges.get(name)):
             return "the server"
         own = type(exchange).arrays_for is not Exchange.arrays_for

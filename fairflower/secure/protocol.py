@@ -95,14 +95,14 @@ def masked_mean(
     server_round: int,
     contents: Mapping[int, RecordDict],
     usable: Callable[[Sequence[Message], list[Message]], list[Message]],
-    name_of: Callable[[int], str] = "Node {}".format,
+    names: Mapping[int, str],
 ) -> Vector:
     """Return the weighted mean of the clients' vectors, by Flower's protocol.
 
     ``send`` sends messages and returns the replies that arrive before the timeout. ``contents`` has
     the content of the train message for each node. ``usable`` gets the train messages and their
-    replies, and returns the replies that may be added to the sum, or raises `Halted`. ``name_of``
-    returns the name of a node for messages.
+    replies, and returns the replies that may be added to the sum, or raises `Halted`. ``names``
+    has the nodes' names for messages.
 
     Raises ``Halted`` if too few clients are left to remove the masks; and ``LostClients`` if
     clients fail before training.
@@ -116,7 +116,7 @@ def masked_mean(
         clipping_range=CLIPPING,
         quantization_range=quantization_range(count),
     )
-    partner = _Partner(send, contents, usable, name_of)
+    partner = _Partner(send, contents, usable, names)
     config = ConfigRecord({WorkflowKey.CURRENT_ROUND: server_round})
     state = RecordDict({MAIN_CONFIGS_RECORD: config, MAIN_PARAMS_RECORD: ArrayRecord()})
     context = Context(run_id=0, node_id=0, node_config={}, state=state, run_config={})
@@ -143,9 +143,9 @@ class _Partner:
     """Grid, strategy and client manager of the workflow, for one exchange of messages per stage."""
 
     def __init__(
-        self, send: Send, contents: Mapping[int, RecordDict], usable: Any, name_of: Any
+        self, send: Send, contents: Mapping[int, RecordDict], usable: Any, names: Mapping[int, str]
     ) -> None:
-        self._send, self._contents, self._usable, self._name_of = send, contents, usable, name_of
+        self._send, self._contents, self._usable, self._names = send, contents, usable, names
         self.answered, self.task = len(contents), "answered"
         self.mean: Vector | None = None
         #: Names and signatures of the sites' keys, by node; empty without a consortium.
@@ -200,9 +200,7 @@ class _Partner:
             if stage != Stage.UNMASK and reasons:
                 raise LostClients(reasons)
             self.task = "helped to remove the masks"
-            for node, reason in reasons.items():
-                name = self._name_of(node)
-                logger.warning("%s does not help to remove the masks: %s", name, reason)
+            self._warn("does not help to remove the masks", reasons)
         self.answered = len(replies)
         return replies
 
@@ -213,18 +211,19 @@ class _Partner:
         requests = [Message(RecordDict({RECORD_KEY_CONFIGS: asked}), k, "train") for k in present]
         self._add_signatures(requests, self._requests)
         replies, reasons = _readable(SIGN_LIST, requests, self._send(requests))
-        for node, reason in reasons.items():
-            name = self._name_of(node)
-            logger.warning("%s does not sign the list of present sites: %s", name, reason)
+        self._warn("does not sign the list of present sites", reasons)
         return {
             reply.metadata.src_node_id: reply.content.config_records[RECORD_KEY_CONFIGS]
             for reply in replies
         }
 
+    def _warn(self, what: str, reasons: Mapping[int, str]) -> None:
+        for node, reason in reasons.items():
+            logger.warning("%s %s: %s", self._names[node], what, reason)
+
     def _add_signatures(
         self, messages: Sequence[Message], signed: Mapping[int, ConfigRecord]
     ) -> None:
-        """Add all sites' signatures to the messages."""
         all_signed: dict[str, Any] = {
             "nodes": list(signed),
             "names": [self._signed[node]["name"] for node in signed],

@@ -206,7 +206,7 @@ class _Round:
         try:
             known = self.strategy._enrolled
             titles = {node: known.names.get(k, f"Node {node}") for node, k in known.clients.items()}
-            mean = masked_mean(self.send, self.server_round, contents, usable, titles.__getitem__)
+            mean = masked_mean(self.send, self.server_round, contents, usable, titles)
             read.check_enough()
             clients = sorted(self.trained)
             told = [instructions[client] for client in clients]

@@ -87,7 +87,7 @@ def sum_integers(
         return replies
 
     try:
-        mean = masked_mean(send, 0, contents, usable, names.__getitem__)
+        mean = masked_mean(send, 0, contents, usable, names)
         return totals_of(mean, len(names), bits, base)
     except (Halted, LostClients) as error:
         reasons = error.reasons if isinstance(error, LostClients) else {}
