@@ -164,7 +164,6 @@ def unproxied() -> dict[str, str]:
 
 
 def _flwr_options(home: Path) -> dict[str, Any]:
-    """Return how a ``flwr`` command is started."""
     text = {"stdin": subprocess.DEVNULL, "text": True, "encoding": "utf-8"}
     return {"env": environment(home), **text, **NEW_PROCESS_GROUP}
 

@@ -329,7 +329,6 @@ class Policy:
 
 
 def _task_of(federation: str) -> str:
-    """Return the task in a message's description of the federation."""
     try:
         return str(json.loads(federation).get("task") or CLASSIFICATION)
     except (ValueError, AttributeError) as error:

@@ -290,7 +290,6 @@ def summaries(score: Score) -> tuple[Summary, ...]:
 
 
 def _of(score: Score, row: Summary) -> Summary:
-    """Return a summary in a score's unit."""
     of = "" if score.like_accuracy else score.title
     return replace(row, unit=score.unit, digits=score.digits, of=of)
 

@@ -159,5 +159,4 @@ def _module(name: str) -> str:
 
 
 def _sum(layers: Mapping[Layer, Matrix], selected: Iterable[Layer]) -> Matrix:
-    """Return the Gram matrix of the selected layers together."""
     return np.asarray(np.sum([layers[layer] for layer in selected], axis=0))
