@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -193,7 +194,8 @@ class _Partner:
             self._requests, _ = _signatures(replies)
             self.task = "sent a masked vector"
         else:
-            replies, reasons = _readable(stage, messages, replies)
+            check = partial(_check_reply, stage, set())
+            replies, reasons = readable(messages, replies, check)
             if stage == Stage.SETUP:
                 self._signed, unsigned = _signatures(replies)
                 reasons |= unsigned
@@ -210,7 +212,8 @@ class _Partner:
         asked = ConfigRecord({Key.STAGE: SIGN_LIST, Key.ACTIVE_NODE_ID_LIST: present})
         requests = [Message(RecordDict({RECORD_KEY_CONFIGS: asked}), k, "train") for k in present]
         self._add_signatures(requests, self._requests)
-        replies, reasons = _readable(SIGN_LIST, requests, self._send(requests))
+        check = partial(_check_reply, SIGN_LIST, set())
+        replies, reasons = readable(requests, self._send(requests), check)
         self._warn("does not sign the list of present sites", reasons)
         return {
             reply.metadata.src_node_id: reply.content.config_records[RECORD_KEY_CONFIGS]
@@ -264,14 +267,19 @@ def masked_sizes(content: RecordDict) -> list[int]:
     return [array.size for array in arrays]
 
 
-def _readable(
-    stage: str, messages: Sequence[Message], replies: Sequence[Message]
+def readable(
+    messages: Sequence[Message],
+    replies: Sequence[Message],
+    check: Callable[[Message, Message], None],
 ) -> tuple[list[Message], dict[int, str]]:
-    """Return the replies that Flower can read, and the reason for each node without one."""
+    """Return the replies that can be used, and the reason for each node without one.
+
+    ``check`` raises an exception if the reply to a message cannot be used.
+    """
     requests = {m.metadata.dst_node_id: m for m in messages}
     nodes = {m.metadata.message_id: node for node, m in requests.items()}
     reasons = dict.fromkeys(requests, "no reply before the timeout")
-    readable, keys = [], set[Any]()
+    found = []
     for reply in replies:
         node = nodes.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
         if reply.has_error():
@@ -280,16 +288,16 @@ def _readable(
             reasons[node] = "its ClientApp lacks secure_mod, the mod for secure aggregation"
         else:
             try:
-                _check_reply(stage, requests[node], reply, keys)
+                check(requests[node], reply)
             except Exception as error:
                 reasons[node] = f"its reply does not follow Flower's protocol ({error!r})"
             else:
                 reasons.pop(node, None)
-                readable.append(reply)
-    return readable, reasons
+                found.append(reply)
+    return found, reasons
 
 
-def _check_reply(stage: str, request: Message, reply: Message, keys: set[Any]) -> None:
+def _check_reply(stage: str, keys: set[Any], request: Message, reply: Message) -> None:
     """Raise an exception if Flower, or a client that gets the reply's key, cannot read it.
 
     ``keys`` are those of other clients in this stage.
