@@ -194,8 +194,7 @@ class _Partner:
             self._requests, _ = _signatures(replies)
             self.task = "sent a masked vector"
         else:
-            check = partial(_check_reply, stage, set())
-            replies, reasons = readable(messages, replies, check)
+            replies, reasons = readable(messages, replies, partial(_check_reply, stage, set()))
             if stage == Stage.SETUP:
                 self._signed, unsigned = _signatures(replies)
                 reasons |= unsigned
