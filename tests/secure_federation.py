@@ -18,7 +18,7 @@ from fairflower.arrays import arrays_of, record_of
 from fairflower.clients import ClientData, make_client_app
 from fairflower.engines.inline import FIRST_NODE, InlineGrid, send_and_receive
 from fairflower.secure.client import secure_mod
-from fairflower.secure.rounds import SecureAggregation
+from fairflower.secure.rounds import train_masked
 
 Arrays = dict[str, np.ndarray]
 
@@ -114,9 +114,7 @@ class SecureFederation:
         config = ConfigRecord({**CONFIG, "secure-aggregation": self.secure})
         messages = list(self.strategy.configure_train(self.round, self.model, config, self.grid))
         if self.secure:
-            self.model = SecureAggregation(self.strategy, self._send).train(
-                self.round, messages, self.model
-            )
+            self.model = train_masked(self.strategy, self._send, self.round, messages, self.model)
         else:
             merged, _ = self.strategy.aggregate_train(self.round, self._send(messages))
             assert merged is not None

@@ -25,7 +25,7 @@ BUDGETS = {
     "engines": 1560,
     "exchanges": 740,
     "models": 1930,
-    "modules": 2080,
+    "modules": 2130,
     "numerics": 1760,
     "participation": 320,
     "plans": 2080,
@@ -40,7 +40,7 @@ BUDGETS = {
     "tasks": 940,
     "testing": 1240,
     "trackers": 260,
-    "training": 2700,
+    "training": 2660,
 }
 
 

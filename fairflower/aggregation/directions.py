@@ -20,18 +20,18 @@ STATIONARY = 1e-4
 
 
 def with_absent_clients(
-    cohort: Cohort, seen: Mapping[int, int], memory: Mapping[int, Arrays], oldest: int
+    cohort: Cohort, memory: Mapping[int, Arrays], last: Mapping[int, int], oldest: int
 ) -> tuple[Cohort, NDArray[np.int64]]:
     """Append absent clients to a cohort, each with the last update that it sent.
 
     Returns the cohort with M models, the round's K clients first, then absent clients by id; and
     the age of each update in rounds, shape (M,), 0 for the round's clients and at most ``oldest``.
-    ``seen`` and ``memory`` have the round of each client's last update, and the update of its
-    parameters (`store_updates`).
+    ``memory`` has the update of each client's parameters (`store_updates`), and ``last`` the round
+    in which the client was merged last (``FairStrategy.merged_rounds``).
     """
-    now, present = cohort.server_round, set(cohort.client_ids)
-    absent = [k for k in sorted(memory) if k not in present and now - seen[k] <= oldest]
-    ages = np.array([0] * len(cohort) + [now - seen[k] for k in absent])
+    age = {k: cohort.server_round - last.get(k, 0) for k in memory.keys() - set(cohort.client_ids)}
+    absent = [k for k in sorted(age) if age[k] <= oldest]
+    ages = np.array([0] * len(cohort) + [age[k] for k in absent])
     recalled = [
         {n: a + memory[k][n] if n in memory[k] else a for n, a in cohort.received.items()}
         for k in absent
@@ -39,12 +39,11 @@ def with_absent_clients(
     return replace(cohort, returned=(*cohort.returned, *recalled)), ages
 
 
-def store_updates(cohort: Cohort, seen: dict[int, int], memory: dict[int, Arrays]) -> None:
+def store_updates(cohort: Cohort, memory: dict[int, Arrays]) -> None:
     """Store this round's updates for `with_absent_clients`."""
     for k, client in enumerate(cohort.client_ids):
         returned, received = cohort.returned[k], cohort.received
         memory[client] = {n: returned[n] - received[n] for n in cohort.parameters}
-        seen[client] = cohort.server_round
 
 
 def inequality_gradient(losses: Vector) -> Vector:

@@ -238,11 +238,11 @@ def leaves(
     with console.status("Rehearsing two rounds"):
         rehearsal = listing.rehearse(run, nodes, bool(held.consortium))
     rehearsal = rehearsal if held.trains else rehearsal.of_site(FIRST_NODE)
-    rows, needs = rehearsal.leaving(), rehearsal.needs()
-    console.print(text_table("What leaves a site", listing.COLUMNS, map(listing.cells, rows)))
-    say(listing.sizes(needs))
+    rows = [row.cells() for row in rehearsal.leaving()]
+    console.print(text_table("What leaves a site", listing.COLUMNS, rows))
+    say(rehearsal.sizes())
     if out is not None:
-        out.write_text(listing.markdown(rows, needs), encoding="utf-8")
+        out.write_text(rehearsal.markdown(), encoding="utf-8")
         say_where("Table", out)
 
 

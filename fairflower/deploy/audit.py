@@ -23,8 +23,19 @@ from fairflower.flower_compat import RECORD_KEY_CONFIGS, Key
 MOST_BYTES, OLDER_FILES = 10_000_000, 20
 
 
-class _Handler(RotatingFileHandler):
-    """A log that only the site's user can read, and that hides no failure to write."""
+class AuditLog(RotatingFileHandler):
+    """A file to which a line is added for each message, before its reply leaves the site.
+
+    Only the site's user can read the file, and no failure to write is hidden.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        super().__init__(path, "a", MOST_BYTES, OLDER_FILES, encoding="utf-8")
+
+    def write(self, message: Message, reply: Message | str, refused: bool) -> None:
+        """Add a line; raise ``OSError`` if it cannot be written."""
+        self.handle(logging.makeLogRecord({"msg": json.dumps(entry(message, reply, refused))}))
 
     def _open(self) -> Any:
         stream = super()._open()
@@ -32,30 +43,14 @@ class _Handler(RotatingFileHandler):
         return stream
 
     def handleError(self, _: logging.LogRecord) -> None:  # noqa: N802
+        """Remove a part of a line from the file, and raise the exception."""
         if self.stream:  # else its buffer would be written before a later line
             with suppress(OSError):
                 self.stream.close()
             self.stream = None
             with suppress(OSError), open(self.baseFilename, "rb+") as file:
-                file.truncate(file.read().rfind(b"\n") + 1)  # a part of the line
+                file.truncate(file.read().rfind(b"\n") + 1)
         raise  # logging calls this function where it handles the exception
-
-
-class AuditLog:
-    """A file to which a line is added for each message, before its reply leaves the site."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._handler = _Handler(path, "a", MOST_BYTES, OLDER_FILES, encoding="utf-8")
-
-    def write(self, message: Message, reply: Message | str, refused: bool) -> None:
-        """Add a line; raise ``OSError`` if it cannot be written."""
-        line = json.dumps(entry(message, reply, refused))
-        self._handler.handle(logging.makeLogRecord({"msg": line}))
-
-    def close(self) -> None:
-        """Close the file."""
-        self._handler.close()
 
 
 def entry(message: Message, reply: Message | str, refused: bool) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import secrets
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,6 +83,14 @@ WORDS = {
     "state-round": "round in which the site's own state was written",
 }
 
+#: Steps and records -> who gets them, if not only the server.
+RECIPIENTS = {
+    Stage.SHARE_KEYS: "other sites; the server passes them on, and cannot read them",
+    **dict.fromkeys((Stage.SETUP, SIGN_LIST, SIGNED), "the server and all sites"),
+    "arrays": "the server; all sites get the merged model",
+    OWN: "the server; sites that test others' models get it",
+}
+
 #: What the description of a table has besides: with its sums, and with none.
 TABLE = "columns, sums, and the number of patients (data.patient)"
 DECLARED = "columns as the schema declares them, and the number of patients (data.patient); no sums"
@@ -89,9 +98,8 @@ DECLARED = "columns as the schema declares them, and the number of patients (dat
 _MASKED = (*Stage.all(), SIGN_LIST, SUMS)
 
 
-@dataclass(frozen=True)
-class Leaving:
-    """A record that leaves a site: a row of the table."""
+class Leaving(NamedTuple):
+    """A record that leaves a site: a row of the table, in the order of `COLUMNS`."""
 
     when: str
     #: The record's name in messages, and what it is, for each of its parts.
@@ -102,30 +110,12 @@ class Leaving:
     recipient: str
     kept: str
 
+    def cells(self) -> list[str]:
+        """Return the texts of the row."""
+        return [f"{value:,}" if isinstance(value, int) else value for value in self]
 
-@dataclass(frozen=True)
-class Needs:
-    """What a site needs for a run, in bytes, but for the activations of the network."""
 
-    #: What a site receives and sends in a round, tests included.
-    received: int
-    sent: int
-    #: State that the site's client keeps on disk during the run.
-    disk: int
-    #: Model in messages, and the examples in memory.
-    model: int
-    examples: int
-    #: This process before the rehearsal: Python with PyTorch.
-    process: int
-
-    @property
-    def memory(self) -> int:
-        """Memory of a site's process: Python with PyTorch, the examples, and six models.
-
-        These are the network, its gradient, the optimizer's momentum, the received and the sent
-        arrays, and the reply as bytes.
-        """
-        return self.process + self.examples + 6 * self.model
+COLUMNS = ("when", "record", "what it is", "bytes", "who gets it", "kept at the server")
 
 
 class Sent(NamedTuple):
@@ -141,14 +131,16 @@ class Sent(NamedTuple):
 
 @dataclass
 class Rehearsal:
-    """Records of the requests and replies of a rehearsal."""
+    """Records of the requests and replies of a rehearsal, and what a site needs, in bytes."""
 
     config: RunConfig
     requests: list[Sent] = field(default_factory=list)
     replies: list[Sent] = field(default_factory=list)
     #: What the sites' descriptions have of their tables.
     table: str = ""
+    #: State that a site's client keeps on disk during the run.
     disk: int = 0
+    #: This process before the rehearsal (Python with PyTorch), and the examples in memory.
     process: int = 0
     examples: int = 0
 
@@ -157,22 +149,15 @@ class Rehearsal:
         rows: dict[tuple[str, str], tuple[int, list[str]]] = {}
         for sent in self.replies:
             size, keys = rows.get((sent.kind, sent.name), (0, []))
-            new = [key for key in sent.keys if key not in keys]
-            rows[sent.kind, sent.name] = max(size, sent.size), keys + new
-        order = [*WHEN]
-        return [
-            Leaving(
-                WHEN[kind],
-                name,
-                self._what(kind, name, keys),
-                size,
-                self._recipient(kind, name, keys),
-                self._kept(kind, name, keys),
-            )
-            for (kind, name), (size, keys) in sorted(
-                rows.items(), key=lambda row: order.index(row[0][0])
-            )
-        ]
+            keys = [*dict.fromkeys((*keys, *sent.keys))]
+            rows[sent.kind, sent.name] = max(size, sent.size), keys
+        listed = []
+        for kind, name in sorted(rows, key=lambda row: [*WHEN].index(row[0])):
+            size, keys = rows[kind, name]
+            what, recipient = self._what(kind, name, keys), self._recipient(kind, name, keys)
+            kept = self._kept(kind, name, keys)
+            listed.append(Leaving(WHEN[kind], name, what, size, recipient, kept))
+        return listed
 
     def of_site(self, site: int) -> Rehearsal:
         """Return the records of one site."""
@@ -181,23 +166,43 @@ class Rehearsal:
         )
         return replace(self, requests=requests, replies=replies)
 
-    def needs(self) -> Needs:
-        """Return what a site needs: the largest site, in its second round."""
+    @property
+    def model(self) -> int:
+        """The model in messages."""
+        return max(record.size for record in self.requests if record.name == "arrays")
+
+    @property
+    def memory(self) -> int:
+        """Memory of a site's process, but for the activations of the network.
+
+        Python with PyTorch, the examples, and six models: the network, its gradient, the
+        optimizer's momentum, the received and the sent arrays, and the reply as bytes.
+        """
+        return self.process + self.examples + 6 * self.model
+
+    def sizes(self) -> str:
+        """Return in sentences what a site needs: the largest site, in its second round."""
+        sites = {record.site for record in self.replies}
         received, sent = (
             max(
                 sum(r.size for r in records if (r.server_round, r.site) == (2, site))
-                for site in {record.site for record in self.replies}
+                for site in sites
             )
             for records in (self.requests, self.replies)
         )
-        return Needs(
-            received=received,
-            sent=sent,
-            disk=self.disk,
-            model=max(record.size for record in self.requests if record.name == "arrays"),
-            examples=self.examples,
-            process=self.process,
+        return (
+            f"A round: {received:,} bytes to a site and {sent:,} bytes from it, tests included, "
+            f"without the overhead of the network. Disk at a site: {self.disk:,} bytes of state. "
+            f"Memory of a site's process: {self.memory / 1e6:,.0f} MB = {self.process / 1e6:,.0f} "
+            f"MB (Python with PyTorch) + {self.examples / 1e6:,.1f} MB (examples) + 6 x "
+            f"{self.model / 1e6:,.1f} MB (model); the activations of a batch come on top, and grow "
+            "with train.batch-size."
         )
+
+    def markdown(self) -> str:
+        """Return the table and the sizes as Markdown."""
+        table = "".join(f"| {' | '.join(row.cells())} |\n" for row in self.leaving())
+        return f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}\n{table}\n{self.sizes()}\n"
 
     def _what(self, kind: str, name: str, keys: Sequence[str]) -> str:
         """Return what a record is, and what each of its values is."""
@@ -211,29 +216,24 @@ class Rehearsal:
         """Return what a record or a number is; "" for a score or a user's metric."""
         if name in WORDS:
             return WORDS[name] + f"; of a table {self.table}" * bool(name == "site" and self.table)
-        if exchange := self._exchange(name):
+        if exchange := self._exchanges.get(name):
             return f"for {(exchange.__doc__ or name).splitlines()[0].rstrip('.')}"
         if name in self.config.evaluate.metrics:
             return "your own metric (evaluate.metrics)"
         return MEASUREMENTS[name].description.replace("``", "") if name in MEASUREMENTS else ""
 
-    def _exchange(self, name: str) -> Any:
+    @cached_property
+    def _exchanges(self) -> dict[str, Exchange]:
         client = self.config.client
-        exchanges = client.factory.make_exchanges(client.args)
-        return next((exchange for exchange in exchanges if exchange.name == name), None)
+        made = client.factory.make_exchanges(client.args)
+        return {exchange.name: exchange for exchange in made}
 
     def _recipient(self, kind: str, name: str, keys: Sequence[str]) -> str:
-        if kind == Stage.SHARE_KEYS:
-            return "other sites; the server passes them on, and cannot read them"
-        if kind in (Stage.SETUP, SIGN_LIST) or name == SIGNED:
-            return "the server and all sites"
-        if name == "arrays":
-            return "the server; all sites get the merged model"
+        if words := RECIPIENTS.get(name) or RECIPIENTS.get(kind):
+            return words
         if "site" in keys:
             return "the server; all sites get the names, and the encoding of tables"
-        if name == OWN:
-            return "the server; sites that test others' models get it"
-        if not (exchange := self._exchange(name)):
+        if not (exchange := self._exchanges.get(name)):
             return "the server"
         own = type(exchange).arrays_for is not Exchange.arrays_for
         return "the server; " + (
@@ -246,10 +246,9 @@ class Rehearsal:
             return "memory, until the round ends; in the run folder those over all sites"
         if (kind in _MASKED and name != "metrics") or name == OWN or keys == ["rows", "rows-of"]:
             return "memory, until the round ends"
-        if not (name in MEASUREMENTS or name == "arrays" or self._exchange(name)):
+        if not (name in MEASUREMENTS or name == "arrays" or name in self._exchanges):
             return "run folder, until it is deleted"
-        client, strategy = self.config.client, self.config.strategy.make()
-        methods = [strategy, *client.factory.make_exchanges(client.args)]
+        methods = [self.config.strategy.make(), *self._exchanges.values()]
         state = [name for method in methods for name in method.STATE]
         parts = ["merged models"] * (name == "arrays")
         parts += [f"what the methods make of it ({', '.join(state)})"] * bool(state)
@@ -350,29 +349,3 @@ def peak_memory() -> int:
         status = Path("/proc/self/status").read_text(encoding="ascii")
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])
     return 0
-
-
-def markdown(rows: Iterable[Leaving], needs: Needs) -> str:
-    """Return the table and the sizes as Markdown."""
-    table = "\n".join("| " + " | ".join(cells(row)) + " |" for row in rows)
-    return f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}\n{table}\n\n{sizes(needs)}\n"
-
-
-COLUMNS = ("when", "record", "what it is", "bytes", "who gets it", "kept at the server")
-
-
-def cells(row: Leaving) -> tuple[str, ...]:
-    """Return a row's texts."""
-    return row.when, row.record, row.what, f"{row.size:,}", row.recipient, row.kept
-
-
-def sizes(needs: Needs) -> str:
-    """Return what a site needs as sentences."""
-    return (
-        f"A round: {needs.received:,} bytes to a site and {needs.sent:,} bytes from it, tests "
-        f"included, without the overhead of the network. Disk at a site: {needs.disk:,} bytes of "
-        f"state. Memory of a site's process: {needs.memory / 1e6:,.0f} MB = "
-        f"{needs.process / 1e6:,.0f} MB (Python with PyTorch) + {needs.examples / 1e6:,.1f} MB "
-        f"(examples) + 6 x {needs.model / 1e6:,.1f} MB (model); the activations of a batch come on "
-        "top, and grow with train.batch-size."
-    )

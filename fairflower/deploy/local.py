@@ -164,7 +164,6 @@ def unproxied() -> dict[str, str]:
 
 
 def _flwr_options(home: Path) -> dict[str, Any]:
-    """Return how a ``flwr`` command is started."""
     text = {"stdin": subprocess.DEVNULL, "text": True, "encoding": "utf-8"}
     return {"env": environment(home), **text, **NEW_PROCESS_GROUP}
 
@@ -238,9 +237,7 @@ class LocalDeployment:
 
     ``folder`` gets all files: certificates, keys, logs, state of the sites, and run folders. There
     is a site for each of ``node_configs``; ``sites`` lists their SuperNodes in the same order.
-    ``say`` is called with each line of progress and of the ServerApp's log. ``restarts`` says that
-    the SuperLink may be restarted: it then keeps all messages in a database, which takes most of a
-    short round.
+    ``say`` is called with each line of progress and of the ServerApp's log.
 
     Raises ``ConfigError`` if Flower is too old or the folder is not empty, and ``TrialError`` if a
     process does not start when the context is entered.
@@ -251,8 +248,6 @@ class LocalDeployment:
         folder: Path,
         node_configs: Sequence[Mapping[str, Scalar]],
         say: Callable[[str], Any] = print,
-        *,
-        restarts: bool = False,
     ) -> None:
         if tuple(map(int, version("flwr").split(".")[:2])) < (1, 40):
             raise ConfigError(
@@ -276,7 +271,6 @@ class LocalDeployment:
             script("flower-superlink"),
             *("--ssl-ca-certfile", authority, "--ssl-certfile", certificate, "--ssl-keyfile", key),
             *("--enable-supernode-auth", "--host", HOST, "--port", str(self.port)),
-            *(("--database", str(self.folder / "superlink.db")) if restarts else ()),
             # Otherwise its ServerApps would continue for half a minute after it ends.
             *("--isolation", "process", *secret),
         ]
@@ -487,42 +481,36 @@ def nodes_of(
 ) -> tuple[DataConfig, list[NodeConfig]]:
     """Return the data config and the config of each node, with the run's smallest group.
 
-    The nodes are `nodes_with_folders` or, without ``folders``, `nodes_with_shares`.
-    """
-    if folders:
-        nodes = nodes_with_folders(folders, data)
-    else:
-        data, nodes = nodes_with_shares(data, sites)
-    return data, [{**node, "smallest-group": data.smallest_group} for node in nodes]
-
-
-def nodes_with_shares(
-    data: DataConfig, sites: int | None = None
-) -> tuple[DataConfig, list[NodeConfig]]:
-    """Divide a data set among nodes, all of which have access to it.
-
-    ``sites`` is the number of nodes, by default that of the clients in ``data``. Returns the data
-    config with absolute paths, and the config of each node. Raises ``ConfigError`` if the sites
+    The nodes are `nodes_with_folders` or, without ``folders``, those among which a data set is
+    divided: all have access to it, and the data config gets absolute paths. ``sites`` is the number
+    of these nodes, by default that of the clients in ``data``. Raises ``ConfigError`` if the sites
     cannot be divided equally among the domains, or ``data.imbalance-factor`` determines their
     number.
     """
-    if sites is not None:
-        if data.imbalance_factor > 1:
-            raise ConfigError(
-                f"--sites {sites}: data.imbalance-factor = {data.imbalance_factor} determines the "
-                "number of sites. Remove --sites or data.imbalance-factor."
-            )
-        domains = len(make_data_set(data).client_domains)
-        if sites % domains:
-            raise ConfigError(
-                f"--sites {sites}: each of the {domains} domains of {data.name} gets the same "
-                f"number of sites. Choose {domains}, {2 * domains}, ..., or select fewer domains "
-                "with data.domains."
-            )
-        data = replace(data, clients_per_domain=sites // domains)
-    data = with_absolute_dir(data)
-    number = len(prepare(data).clients)
-    return data, [{"partition-id": k, "num-partitions": number} for k in range(number)]
+    nodes: list[NodeConfig]
+    if folders:
+        nodes = nodes_with_folders(folders, data)
+    else:
+        data = with_absolute_dir(_divided(data, sites) if sites is not None else data)
+        number = len(prepare(data).clients)
+        nodes = [{"partition-id": k, "num-partitions": number} for k in range(number)]
+    return data, [{**node, "smallest-group": data.smallest_group} for node in nodes]
+
+
+def _divided(data: DataConfig, sites: int) -> DataConfig:
+    if data.imbalance_factor > 1:
+        raise ConfigError(
+            f"--sites {sites}: data.imbalance-factor = {data.imbalance_factor} determines the "
+            "number of sites. Remove --sites or data.imbalance-factor."
+        )
+    domains = len(make_data_set(data).client_domains)
+    if sites % domains:
+        raise ConfigError(
+            f"--sites {sites}: each of the {domains} domains of {data.name} gets the same "
+            f"number of sites. Choose {domains}, {2 * domains}, ..., or select fewer domains "
+            "with data.domains."
+        )
+    return replace(data, clients_per_domain=sites // domains)
 
 
 def nodes_with_folders(given: Sequence[str], data: DataConfig) -> list[NodeConfig]:

@@ -151,7 +151,11 @@ class Policy:
     def _check_methods(self) -> None:
         """Warn of named strategies that ``protection`` always refuses; raise if it refuses all."""
         built_in = {name: STRATEGIES[name] for name in self.strategies if name in STRATEGIES.data}
-        never = [name for name, kind in built_in.items() if not self._can_run(kind)]
+        never = [
+            name
+            for name, kind in built_in.items()  # with some arguments
+            if not self._protects(kind.sums_suffice, is_proven(kind))
+        ]
         if not never:
             return
         words = f'{", ".join(never)} can never run with protection = "{self.protection}"'
@@ -159,10 +163,12 @@ class Policy:
             raise self._error("strategies", f"{words}, which allows no run.")
         logger.warning("%s, %s: %s.", self.path, self.place("strategies"), words)
 
-    def _can_run(self, kind: Any) -> bool:
-        """Return whether a strategy, with some arguments, can have the protection."""
-        able = {"secure-aggregation": kind.sums_suffice, "differential-privacy": is_proven(kind)}
-        return any(able.values()) if self.protection == "either" else able[self.protection]
+    def _protects(self, masks: bool, noise: bool) -> bool:
+        """Return whether masks, noise on the model, or both are the protection."""
+        both = {"none": True, "either": masks or noise}
+        return (both | {"secure-aggregation": masks, "differential-privacy": noise})[
+            self.protection
+        ]
 
     def _require_masks(self, key: str) -> None:
         if self.protection != KEY:
@@ -275,9 +281,8 @@ class Policy:
         self, masked: bool, privacy: PrivacyConfig, kind: str, asked: list[str]
     ) -> None:
         key, wanted = "protection", self.protection
-        met = {"secure-aggregation": masked, "differential-privacy": privacy.on}
-        fits = any(met.values()) if wanted == "either" else met.get(wanted, True)
-        self._require(key, fits, "the run has neither" if wanted == "either" else f"no {wanted}")
+        lacking = "the run has neither" if wanted == "either" else f"no {wanted}"
+        self._require(key, self._protects(masked, privacy.on), lacking)
         if not privacy.on:
             return
         epsilon = privacy.max_epsilon
@@ -310,7 +315,6 @@ class Policy:
 
 
 def _task_of(federation: str) -> str:
-    """Return the task in a message's description of the federation."""
     try:
         return str(json.loads(federation).get("task") or CLASSIFICATION)
     except (ValueError, AttributeError) as error:

@@ -29,9 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairflower.errors import require
+from fairflower.numerics import Vector
 from fairflower.numerics.threads import one_thread
 
-Vectors = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
 Clustering = Literal["kmeans", "gmm"]
@@ -60,20 +60,20 @@ class Clusters(NamedTuple):
     members: dict[int, int]
     #: Cluster -> mean of its clients' vectors, shape (d,), in the last round in which any of these
     #: clients took part. Empty clusters are left out.
-    centers: dict[int, Vectors]
+    centers: dict[int, Vector]
     #: Bayesian information criterion (see `bic`); lower is better.
     bic: float
 
 
 def cluster(
-    h: Vectors,
+    h: Vector,
     clients: Sequence[int],
     number: int | None = None,
     *,
     clustering: Clustering = "kmeans",
-    sizes: Vectors | None = None,
+    sizes: Vector | None = None,
     members: Mapping[int, int] | None = None,
-    centers: Mapping[int, Vectors] | None = None,
+    centers: Mapping[int, Vector] | None = None,
     seed: int = 0,
 ) -> Clusters:
     """Cluster clients, reusing the cluster ids of earlier rounds.
@@ -113,7 +113,7 @@ def cluster(
     return Clusters(ids, members, centers, bic(h, labels, weights))
 
 
-def first_neighbor_means(h: Vectors) -> tuple[Vectors, Labels]:
+def first_neighbor_means(h: Vector) -> tuple[Vector, Labels]:
     """Return the means, shape (T, d), and sizes, (T,), of FINCH's clusters of vectors [K, d].
 
     Each vector is joined to the one with the largest cosine, then each cluster's mean to the
@@ -167,9 +167,7 @@ def resolve_variant(
     return default if clustering == "variant" else clustering, measured
 
 
-def cluster_diagnostics(
-    h: Vectors, sizes: Vectors, clusters: Clusters
-) -> dict[str, Vectors | float]:
+def cluster_diagnostics(h: Vector, sizes: Vector, clusters: Clusters) -> dict[str, Vector | float]:
     """Return the diagnostics of a round's clusters: ids, number, and a map of the clients.
 
     >>> h = np.array([[0.0, 0.0], [0.0, 0.1], [5.0, 5.0]])
@@ -177,7 +175,7 @@ def cluster_diagnostics(
     ['bic', 'cluster', 'map_x', 'map_y', 'num_clusters']
     """
     east, north = principal(h, 2, _weights(sizes, len(h))).T
-    diagnostics: dict[str, Vectors | float] = {
+    diagnostics: dict[str, Vector | float] = {
         "cluster": clusters.ids.astype(np.float64),
         "num_clusters": float(len(np.unique(clusters.ids))),
         "map_x": east,
@@ -186,7 +184,7 @@ def cluster_diagnostics(
     return diagnostics | ({"bic": clusters.bic} if np.isfinite(clusters.bic) else {})
 
 
-def bic(h: Vectors, labels: Labels, weights: Vectors | None = None) -> float:
+def bic(h: Vector, labels: Labels, weights: Vector | None = None) -> float:
     """Return the Bayesian information criterion of T clusters with a common, isotropic variance.
 
     Divided by d and up to a constant, it is::
@@ -214,7 +212,7 @@ def bic(h: Vectors, labels: Labels, weights: Vectors | None = None) -> float:
     return float(K * np.log(spread / (K - T)) + T * np.log(K))
 
 
-def principal(h: Vectors, axes: int, weights: Vectors | None = None) -> Vectors:
+def principal(h: Vector, axes: int, weights: Vector | None = None) -> Vector:
     """Return coordinates on the first principal axes, shape (K, axes), with 0 beyond the rank.
 
     The sign of an axis is chosen so that its largest entry is positive. A map of the clients then
@@ -232,12 +230,12 @@ def principal(h: Vectors, axes: int, weights: Vectors | None = None) -> Vectors:
     return np.asarray(np.pad(coordinates, ((0, 0), (0, missing))))
 
 
-def _weights(sizes: Vectors | None, K: int) -> Vectors:
+def _weights(sizes: Vector | None, K: int) -> Vector:
     return np.ones(K) if sizes is None else np.asarray(sizes / (sizes + _BALANCED_SIZE))
 
 
 def _labels(
-    h: Vectors, weights: Vectors, number: int | None, clustering: Clustering, seed: int
+    h: Vector, weights: Vector, number: int | None, clustering: Clustering, seed: int
 ) -> Labels:
     def divide(T: int) -> Labels:
         if T == 1:
@@ -251,7 +249,7 @@ def _labels(
     return min(map(divide, range(1, most + 1)), key=lambda labels: bic(h, labels, weights))
 
 
-def _mixture(h: Vectors, T: int, seed: int) -> Labels:
+def _mixture(h: Vector, T: int, seed: int) -> Labels:
     """Return the labels of a mixture of T Gaussians with scikit-learn's defaults."""
     from sklearn.mixture import GaussianMixture
 
@@ -270,7 +268,7 @@ def _mixture(h: Vectors, T: int, seed: int) -> Labels:
             reg *= 100
 
 
-def _k_means(h: Vectors, weights: Vectors, T: int, seed: int) -> Labels:
+def _k_means(h: Vector, weights: Vector, T: int, seed: int) -> Labels:
     """Return the labels of T clusters on T - 1 principal axes."""
     from sklearn.cluster import KMeans
 
@@ -282,11 +280,11 @@ def _k_means(h: Vectors, weights: Vectors, T: int, seed: int) -> Labels:
 
 def _stable_ids(
     labels: Labels,
-    h: Vectors,
+    h: Vector,
     clients: Sequence[int],
     number: int | None,
     members: Mapping[int, int],
-    centers: Mapping[int, Vectors],
+    centers: Mapping[int, Vector],
 ) -> Labels:
     """Map labels to cluster ids so that as many clients as possible keep their cluster.
 
@@ -322,7 +320,7 @@ def _stable_ids(
     return np.array([called[int(label)] for label in labels], np.int64)
 
 
-def _spread(h: Vectors, labels: Labels, weights: Vectors) -> float:
+def _spread(h: Vector, labels: Labels, weights: Vector) -> float:
     """Return the weighted sum of the squared distances from the clusters' means."""
     total = 0.0
     for label in np.unique(labels):

@@ -24,7 +24,7 @@ Examples
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,17 +37,16 @@ Counts = NDArray[Any]  # [G, 6]
 #: Counts of a group: people; prediction 1; label 1; both 1; label 0; prediction 1 with label 0.
 COUNTS = ("people", "selected", "positive", "true_positive", "negative", "false_positive")
 
+#: Rate of a group -> its counts in numerator and denominator, and what is said of a group for which
+#: the latter is 0.
+RATES = {
+    "selection": (1, 0, "nobody is"),  # P(Y' = 1)
+    "true_positive": (3, 2, "no label {positive} among"),  # P(Y' = 1 | Y = 1)
+    "false_positive": (5, 4, "every label is {positive} among"),  # P(Y' = 1 | Y = 0)
+}
 
 #: Record in a client's reply to a test. Its list ``counts`` has six numbers for each group.
 GROUP_COUNTS = "group-counts"
-
-
-class Rates(NamedTuple):
-    """Rates of G groups, each of shape (G,). A rate is NaN if its denominator is 0."""
-
-    selection: Vector  # P(Y' = 1)
-    true_positive: Vector  # P(Y' = 1 | Y = 1)
-    false_positive: Vector  # P(Y' = 1 | Y = 0)
 
 
 def counts_by_group(
@@ -79,11 +78,11 @@ def counts_by_group(
     return np.stack([np.bincount(g[c], minlength=num_groups) for c in columns], axis=1)
 
 
-def group_rates(counts: ArrayLike) -> Rates:
-    """Return the rates of G groups from their counts, shape (G, 6)."""
-    n, selected, positive, true, negative, false = check_counts(counts).T
+def group_rates(counts: ArrayLike) -> dict[str, Vector]:
+    """Return the `RATES` of G groups, each (G,), from their counts, (G, 6); NaN if undefined."""
+    table = check_counts(counts)
     with np.errstate(invalid="ignore"):
-        return Rates(selected / n, true / positive, false / negative)
+        return {name: table[:, top] / table[:, bottom] for name, (top, bottom, _) in RATES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +96,7 @@ class GroupMetric(Score):
     ['demographic_parity_ratio', 'equal_opportunity_ratio', 'equalized_odds_ratio']
     """
 
-    #: Fields of `Rates` that are compared between groups.
+    #: Those of the `RATES` that are compared between groups.
     rates: tuple[str, ...]
 
     def __call__(self, counts: ArrayLike) -> float:
@@ -107,7 +106,7 @@ class GroupMetric(Score):
         without any selected people is 1.
         """
         rates = group_rates(counts)
-        compared = [(_range if self.better < 0 else _ratio)(getattr(rates, r)) for r in self.rates]
+        compared = [(_range if self.better < 0 else _ratio)(rates[name]) for name in self.rates]
         return float(np.max(compared) if self.better < 0 else np.min(compared))
 
     def signed(self, counts: ArrayLike) -> float:
@@ -120,7 +119,7 @@ class GroupMetric(Score):
         >>> round(DIFFERENCES[0].signed(counts), 2)
         -0.6
         """
-        rates = [getattr(group_rates(counts), rate) for rate in self.rates]
+        rates = [group_rates(counts)[name] for name in self.rates]
         if len(rates) == 1 and len(rates[0]) == 2:
             return float(rates[0][0] - rates[0][1])
         return self(counts)
@@ -133,7 +132,7 @@ class GroupMetric(Score):
         return min(defined) if self.better > 0 else max(defined)
 
 
-_RATES = {
+_COMPARED = {
     "demographic parity": ("parity", ("selection",)),
     "equal opportunity": ("opportunity", ("true_positive",)),
     "equalized odds": ("odds", ("true_positive", "false_positive")),
@@ -148,7 +147,7 @@ DIFFERENCES, RATIOS = (
             phrase=f"{name} {kind}",
             rates=rates,
         )
-        for name, (short, rates) in _RATES.items()
+        for name, (short, rates) in _COMPARED.items()
     )
     for kind, title, better in (("difference", "diff.", -1), ("ratio", "ratio", 1))
 )
@@ -164,23 +163,16 @@ def undefined(counts: ArrayLike, groups: Sequence[str], positive: str) -> dict[s
     >>> undefined(counts, ["men", "women"], "ill")
     {'no label ill among women': 'equal opportunity, equalized odds'}
     """
-    n, _, positives, _, negatives, _ = check_counts(counts).T
-
-    def lacking(what: str, values: Vector) -> str:
-        names = [name for name, value in zip(groups, values, strict=True) if not value]
-        return f"{what} {', '.join(names)}" if names else ""
-
-    nobody = lacking("nobody is", n)
-    without_positives = nobody or lacking(f"no label {positive} among", positives)
-    without_negatives = nobody or lacking(f"every label is {positive} among", negatives)
-    metrics: dict[str, list[str]] = {}
-    for name, reason in (
-        ("demographic parity", nobody),
-        ("equal opportunity", without_positives),
-        ("equalized odds", without_positives or without_negatives),
-    ):
-        metrics.setdefault(reason, []).append(name)
-    return {reason: ", ".join(names) for reason, names in metrics.items() if reason}
+    table, metrics = check_counts(counts), dict[str, list[str]]()
+    for metric, (_, rates) in _COMPARED.items():
+        for rate in ("selection", *rates):
+            _, bottom, words = RATES[rate]
+            lacking = [name for name, row in zip(groups, table, strict=True) if not row[bottom]]
+            if lacking:
+                reason = f"{words.format(positive=positive)} {', '.join(lacking)}"
+                metrics.setdefault(reason, []).append(metric)
+                break
+    return {reason: ", ".join(names) for reason, names in metrics.items()}
 
 
 def accuracy(counts: ArrayLike) -> float:

@@ -1,11 +1,11 @@
 """Fairness metrics, which measure how evenly a model's quality is distributed.
 
-Every function takes one value per domain or client, ``a_1 .. a_K`` with any ``K >= 1`` (a sequence
-or a 1-d array), and returns a float. Accuracies may be fractions or percentages. ``mean``, ``std``,
-``worst``, ``best``, ``gap`` and ``worst_fraction`` have the unit of the input and also accept
-losses. ``jain``, ``gini`` and ``entropy`` have no unit and need non-negative values. All functions
-raise ``ValueError`` if the values are empty, not one-dimensional, NaN, infinite, or negative where
-a metric needs non-negative values.
+Every `Summary` takes one value per domain or client, ``a_1 .. a_K`` with any ``K >= 1`` (a sequence
+or a 1-d array), and returns a float. Accuracies may be fractions or percentages. ``AVG``, ``STD``,
+``MIN``, ``MAX``, ``GAP`` and `worst_fraction` have the unit of the input and also accept losses.
+`jain`, `gini` and `entropy` have no unit and need non-negative values. All raise ``ValueError`` if
+the values are empty, not one-dimensional, NaN, infinite, or negative where a metric needs
+non-negative values.
 
 When you report a metric, state its level (domains or clients), its unit and its ``ddof``, because
 papers differ in these. Evaluate all clients, not only the selected ones. Report a spread or a
@@ -17,9 +17,9 @@ perfect if all clients get an equally bad model.
 
 Examples
 --------
->>> from fairflower.numerics.metrics import mean, std, worst
+>>> from fairflower.numerics.metrics import AVG, MIN, STD
 >>> digits = [0.9027, 0.9569, 0.7994, 0.4645]  # FedHEAL on Digits (CVPR 2024, Table 2)
->>> round(mean(digits), 4), round(std(digits, ddof=1), 4), worst(digits)
+>>> round(AVG(digits), 4), round(STD(digits), 4), MIN(digits)
 (0.7809, 0.2208, 0.4645)
 """
 
@@ -34,15 +34,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from fairflower.numerics import Vector
 from fairflower.numerics.scores import Score
-
-
-def mean(a: ArrayLike) -> float:
-    """Return the arithmetic mean, which papers report over domains.
-
-    >>> mean([0.9, 0.5])
-    0.7
-    """
-    return float(_values(a).mean())
 
 
 def std(a: ArrayLike, ddof: int) -> float:
@@ -61,33 +52,6 @@ def std(a: ArrayLike, ddof: int) -> float:
     if values.size <= ddof:
         return math.nan
     return float(values.std(ddof=ddof))
-
-
-def worst(a: ArrayLike) -> float:
-    """Return the smallest value: MIN in FedEquilibria and FedGCR, and the objective of AFL.
-
-    >>> worst([0.9, 0.5, 0.7])
-    0.5
-    """
-    return float(_values(a).min())
-
-
-def best(a: ArrayLike) -> float:
-    """Return the largest value.
-
-    >>> best([0.9, 0.5, 0.7])
-    0.9
-    """
-    return float(_values(a).max())
-
-
-def gap(a: ArrayLike) -> float:
-    """Return the largest value minus the smallest, which is at least 0.
-
-    >>> gap([0.9, 0.5, 0.7])
-    0.4
-    """
-    return best(a) - worst(a)
 
 
 def worst_fraction(a: ArrayLike, fraction: float = 0.1, better: int = 1) -> float:
@@ -220,7 +184,12 @@ def _worst_fraction_gradient(a: Vector, fraction: float) -> Vector:
     return slopes
 
 
-AVG = Summary("AVG", phrase="average", formula=mean, gradient=lambda a: np.full(len(a), 1 / len(a)))
+AVG = Summary(
+    "AVG",
+    phrase="average",
+    formula=lambda a: float(_values(a).mean()),
+    gradient=lambda a: np.full(len(a), 1 / len(a)),
+)
 STD, STD0 = (
     Summary(
         *("STD", -1),
@@ -231,11 +200,12 @@ STD, STD0 = (
     )
     for ddof in (1, 0)
 )
+#: MIN in FedEquilibria and FedGCR, and the objective of AFL.
 MIN = Summary(
     *("MIN", 1),
     phrase="worst domain",
     margin=2.0,
-    formula=worst,
+    formula=lambda a: float(_values(a).min()),
     gradient=lambda a: np.eye(len(a))[a.argmin()],
 )
 #: The primary metric of leaderboards.
@@ -249,11 +219,11 @@ GAP = Summary(
     *("GAP", -1),
     phrase="best minus worst",
     margin=2.0,
-    formula=gap,
+    formula=lambda a: float(np.ptp(_values(a))),
     compares=True,
     gradient=lambda a: np.eye(len(a))[a.argmax()] - np.eye(len(a))[a.argmin()],
 )
-MAX = Summary("MAX", 0, phrase="best domain", margin=2.0, formula=best)
+MAX = Summary("MAX", 0, phrase="best domain", margin=2.0, formula=lambda a: float(_values(a).max()))
 TENTH = Summary("worst 10 %", phrase="mean of the worst tenth", formula=worst_fraction)
 #: Summaries without a unit, of values that are at least 0.
 RELATIVE = tuple(
@@ -265,29 +235,6 @@ RELATIVE = tuple(
     )
 )
 SUMMARIES = (AVG, STD0, STD, MIN, MAX, GAP, TENTH, *RELATIVE)
-
-
-def average_and_worst(better: int) -> tuple[Summary, Summary]:
-    """Return summaries of the average and the worst value; ``better`` is 1 (more is better) or -1.
-
-    >>> [row([0.1, 0.4]) for row in average_and_worst(-1)]
-    [0.25, 0.4]
-    """
-    if better > 0:
-        return AVG, MIN
-    return replace(AVG, better=-1), replace(MAX, better=-1, phrase=MIN.phrase)
-
-
-def criterion(name: str, better: int) -> Summary:
-    """Return the summary by which rounds are chosen: ``average``, ``worst`` or ``worst-half``.
-
-    >>> [criterion(name, -1)([1.0, 2.0, 4.0, 5.0]) for name in ("average", "worst", "worst-half")]
-    [3.0, 5.0, 4.5]
-    """
-    average, low = average_and_worst(better)
-    formula = partial(worst_fraction, fraction=0.5, better=better)
-    half = replace(WORST_HALF, better=better, formula=formula)
-    return {"average": average, "worst": low, "worst-half": half}[name]
 
 
 class OverDomains(NamedTuple):
@@ -306,9 +253,25 @@ def over_domains(score: Score) -> OverDomains:
     >>> [row.title for row in over_domains(Score("mae", better=-1, unit="days"))]
     ['AVG', 'MAX', 'STD', 'GAP']
     """
-    gap = GAP if score.better > 0 else replace(GAP, phrase="worst minus best")
-    rows = (*average_and_worst(score.better), STD, gap)
+    rows = AVG, MIN, STD, GAP
+    if score.better <= 0:
+        worst = replace(MAX, better=-1, phrase=MIN.phrase)
+        rows = replace(AVG, better=-1), worst, STD, replace(GAP, phrase="worst minus best")
     return OverDomains(*(_of(score, row) for row in rows))
+
+
+def criterion(name: str, score: Score) -> Callable[[ArrayLike], float]:
+    """Return the function by which rounds are chosen: ``average``, ``worst`` or ``worst-half``.
+
+    >>> mae = Score("mae", better=-1)
+    >>> [criterion(name, mae)([1.0, 2.0, 4.0, 5.0]) for name in ("average", "worst", "worst-half")]
+    [3.0, 5.0, 4.5]
+    """
+    average, worst, _, _ = over_domains(score)
+    half = partial(worst_fraction, fraction=0.5, better=score.better)
+    by: dict[str, Callable[[ArrayLike], float]]
+    by = {"average": average, "worst": worst, "worst-half": half}
+    return by[name]
 
 
 @cache
@@ -327,7 +290,6 @@ def summaries(score: Score) -> tuple[Summary, ...]:
 
 
 def _of(score: Score, row: Summary) -> Summary:
-    """Return a summary in a score's unit."""
     of = "" if score.like_accuracy else score.title
     return replace(row, unit=score.unit, digits=score.digits, of=of)
 

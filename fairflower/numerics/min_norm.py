@@ -18,11 +18,16 @@ from fairflower.errors import logger, require
 from fairflower.numerics import Matrix, Vector
 from fairflower.numerics.threads import one_thread
 
-#: Solvers, in the order in which they are tried (benchmarks/qp.py). Clarabel, an interior-point
-#: method, gives identical clients weights that agree to six digits. scipy's active-set NNLS is
-#: faster and handles norms that differ by nine orders of magnitude. But it gives the whole weight
-#: of several identical clients to one of them, and it does not support bounds.
-SOLVERS = ("CLARABEL", "NNLS", "OSQP", "SCS")
+#: Solvers, in the order in which they are tried (benchmarks/qp.py), with cvxpy's options. Clarabel,
+#: an interior-point method, gives identical clients weights that agree to six digits. scipy's
+#: active-set NNLS is faster and handles norms that differ by nine orders of magnitude. But it gives
+#: the whole weight of several identical clients to one of them, and it does not support bounds.
+SOLVERS: dict[str, dict[str, Any]] = {
+    "CLARABEL": {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-11},
+    "NNLS": {},
+    "OSQP": {"eps_abs": 1e-9, "eps_rel": 1e-9, "max_iter": 20_000},
+    "SCS": {"eps_abs": 1e-9, "eps_rel": 1e-9, "max_iters": 20_000},
+}
 
 #: Maximum residual of an accepted solution. If the residual is larger, the next solver is tried.
 TOLERANCE = 1e-6
@@ -243,7 +248,7 @@ def _cvxpy(factor: Matrix, s: Vector, low: Vector, high: Vector, solver: str) ->
         with one_thread(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # inaccurate solutions are judged by their residual
             # With a warm start, the last bits would depend on the previous problem.
-            problem.solve(solver=solver, warm_start=False, **_OPTIONS[solver])
+            problem.solve(solver=solver, warm_start=False, **SOLVERS[solver])
     except (cp.error.SolverError, ValueError, ArithmeticError):
         return None
     v = problem.var_dict["v"].value
@@ -276,10 +281,3 @@ def _problem(size: int) -> Any:
     constraints = [inverse @ v == 1, v >= low, v <= high]
     squares = cp.sum_squares(factor @ v)  # type: ignore[attr-defined]
     return cp.Problem(cp.Minimize(squares), constraints)
-
-
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "CLARABEL": {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-11},
-    "OSQP": {"eps_abs": 1e-9, "eps_rel": 1e-9, "max_iter": 20_000},
-    "SCS": {"eps_abs": 1e-9, "eps_rel": 1e-9, "max_iters": 20_000},
-}

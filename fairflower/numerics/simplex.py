@@ -63,6 +63,12 @@ def cap_weights(weights: Vector, cap: float) -> Vector:
     return shared.clip(0)
 
 
+def softmax(logits: Vector) -> Vector:
+    """Return exp(logits), normalized, shape (K,)."""
+    weights = np.exp(logits - logits.max())
+    return np.asarray(weights / weights.sum())
+
+
 def current_weights(stored: dict[int, float], clients: Sequence[int], fair: Vector) -> Vector:
     """Return the stored weights of a round's clients, normalized, shape (K,).
 

@@ -157,16 +157,15 @@ def _masks(config: RunConfig, clients: int) -> str:
     if not config.secure_aggregation:
         return ""
     from fairflower.config.secure import check_secure_cohort
-    from fairflower.secure.protocol import SMALLEST_SUM
-    from fairflower.secure.rounds import described
+    from fairflower.secure.protocol import SMALLEST_SUM, shares_of
     from fairflower.server.setup import num_selected
 
     selected = num_selected(config, clients)
     check_secure_cohort(selected, SMALLEST_SUM)
-    masks = described(selected)
+    shares, threshold = shares_of(selected)
     return (
-        f"\n  secure    sums over {masks['clients']} clients, of which up to "
-        f"{masks['shares'] - masks['threshold']} may fail during training"
+        f"\n  secure    sums over {selected} clients, of which up to {shares - threshold} may fail "
+        "during training"
     )
 
 

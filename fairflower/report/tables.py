@@ -13,7 +13,7 @@ import numpy as np
 from fairflower.config.text import grouped
 from fairflower.numerics import Vector
 from fairflower.numerics.group_fairness import DIFFERENCES, METRICS
-from fairflower.numerics.metrics import STD0, Summary, average_and_worst, over_domains, summaries
+from fairflower.numerics.metrics import STD0, Summary, over_domains, summaries
 from fairflower.numerics.scores import AUC, BALANCED_ACCURACY, Score
 from fairflower.report.cells import (
     DASH,
@@ -129,7 +129,7 @@ def further_tables(comparison: Comparison) -> Iterator[Table]:
         lambda run: () if comparison.classes else run.further
     ):
         shown = legible(score, [run for method in methods for run in method.runs])
-        _, worst = average_and_worst(score.better)
+        worst = over_domains(score).worst
         yield metric_table(
             f"{capitalized(score.title)} per domain, {comparison.span()}",
             f"{comparison.examples.capitalize()} {score.stated}. {_spelled(comparison, score)}"
@@ -253,7 +253,7 @@ def user_tables(comparison: Comparison) -> list[Table]:
             comparison.groups(methods),
         )
         for score, methods in comparison.methods_by_score(lambda run: run.user_scores)
-        for _, worst in [average_and_worst(score.better)]
+        for worst in [over_domains(score).worst]
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from fairflower.arguments import Search
 from fairflower.config.text import counted, shown
-from fairflower.numerics.metrics import Summary, average_and_worst, over_domains
+from fairflower.numerics.metrics import Summary, over_domains
 from fairflower.numerics.scores import ACCURACY, Score
 from fairflower.report.cells import (
     DASH,
@@ -108,7 +108,7 @@ def chosen(trials: Sequence[Trial], select: str, metric: Score = ACCURACY) -> Tr
     if not trials:
         return None
     sign = metric.better
-    average, worst = average_and_worst(sign)
+    average, worst, _, _ = over_domains(metric)
     if select == "worst":
         return max(trials, key=lambda trial: sign * worst(trial.scores))
     if select == "worst-then-average":

@@ -106,17 +106,22 @@ def secure_mod(message: Message, context: Context, call_next: App) -> Message:
             claim_round(message, context, "measure")
             return answer(message, context)
         consortium = Consortium.of(context.node_config)
-        stage = records[RECORD_KEY_CONFIGS].get(Key.STAGE)
+        asked: Any = records[RECORD_KEY_CONFIGS]
+        stage = asked.get(Key.STAGE)
         check_request(message, context, consortium)
         if consortium and stage == SIGN_LIST:
-            return _signed_list(message, context, consortium)
+            told: Any = context.state.config_records[RECORD_KEY_STATE]
+            proofs = records.get(SIGNED, ConfigRecord())
+            present, threshold = asked[Key.ACTIVE_NODE_ID_LIST], told["threshold"]
+            signed = consortium.sign_list(present, threshold, proofs, context)
+            return Message(RecordDict({RECORD_KEY_CONFIGS: signed}), reply_to=message)
         with aes_masks():
             reply: Message = secaggplus_mod(message, context, answer)
         if consortium and stage == Stage.SETUP:
             keys: Any = reply.content.config_records[RECORD_KEY_CONFIGS]
             pair = [keys[Key.PUBLIC_KEY_1], keys[Key.PUBLIC_KEY_2]]
-            signed = consortium.sign_keys(_place(message, context), context.node_id, pair)
-            reply.content[SIGNED] = signed
+            place = _place(message, context)
+            reply.content[SIGNED] = consortium.sign_keys(place, context.node_id, pair)
         elif consortium and stage == Stage.COLLECT_MASKED_VECTORS:
             reply.content[SIGNED] = consortium.sign_request(context)
         return reply
@@ -226,16 +231,6 @@ def check_request(message: Message, context: Context, consortium: Consortium | N
             signed = records.get(SIGNED, ConfigRecord())
             consortium.check_list(present, told["threshold"], signed, context)
     _mark(context, f"{told['pk1']!r} {stage}")
-
-
-def _signed_list(message: Message, context: Context, consortium: Consortium) -> Message:
-    """Return the reply to a request to sign the list of present nodes."""
-    asked: Any = message.content.config_records[RECORD_KEY_CONFIGS]
-    told: Any = context.state.config_records[RECORD_KEY_STATE]
-    proofs = message.content.config_records.get(SIGNED, ConfigRecord())
-    present, threshold = asked[Key.ACTIVE_NODE_ID_LIST], told["threshold"]
-    signed = consortium.sign_list(present, threshold, proofs, context)
-    return Message(RecordDict({RECORD_KEY_CONFIGS: signed}), reply_to=message)
 
 
 def _place(message: Message, context: Context) -> list[Any]:

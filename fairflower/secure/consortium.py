@@ -126,8 +126,7 @@ class Consortium:
 
         ``place`` is the Flower run's number and the round, and ``pair`` has the two keys.
         """
-        signature = self._sign("keys", *place, node, self.name, *pair)
-        return ConfigRecord({"name": self.name, "signature": signature})
+        return self._signed("keys", *place, node, self.name, *pair)
 
     def check_keys(
         self, place: list[Any], keys: Mapping[int, list[bytes]], signed: Any, context: Context
@@ -177,8 +176,7 @@ class Consortium:
     def sign_request(self, context: Context) -> ConfigRecord:
         """Return the record that goes with the masked vector: what the site has seen, signed."""
         state: Any = context.state[_STATE]
-        signature = self._sign("request", state["seen"])
-        return ConfigRecord({"name": self.name, "signature": signature})
+        return self._signed("request", state["seen"])
 
     def sign_list(
         self, present: list[int], threshold: int, signed: Any, context: Context
@@ -221,6 +219,9 @@ class Consortium:
                 f"the model, the settings and the list of present sites that it got, but "
                 f"{threshold} must"
             )
+
+    def _signed(self, *statement: Any) -> ConfigRecord:
+        return ConfigRecord({"name": self.name, "signature": self._sign(*statement)})
 
     def _sign(self, *statement: Any) -> bytes:
         return self.key.sign(_encoded(*statement), ec.ECDSA(hashes.SHA384()))

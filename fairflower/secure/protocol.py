@@ -9,9 +9,9 @@ stage, in which clients train.
 import hashlib
 import math
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +37,7 @@ from fairflower.flower_compat import (
     secaggplus_workflow,
 )
 from fairflower.numerics import Vector
+from fairflower.process_wide import Setting, process_wide
 from fairflower.secure.vectors import CLIPPING, quantization_range
 
 Send = Callable[[list[Message]], list[Message]]
@@ -95,14 +96,14 @@ def masked_mean(
     server_round: int,
     contents: Mapping[int, RecordDict],
     usable: Callable[[Sequence[Message], list[Message]], list[Message]],
-    name_of: Callable[[int], str] = "Node {}".format,
+    names: Mapping[int, str],
 ) -> Vector:
     """Return the weighted mean of the clients' vectors, by Flower's protocol.
 
     ``send`` sends messages and returns the replies that arrive before the timeout. ``contents`` has
     the content of the train message for each node. ``usable`` gets the train messages and their
-    replies, and returns the replies that may be added to the sum, or raises `Halted`. ``name_of``
-    returns the name of a node for messages.
+    replies, and returns the replies that may be added to the sum, or raises `Halted`. ``names``
+    has the nodes' names for messages.
 
     Raises ``Halted`` if too few clients are left to remove the masks; and ``LostClients`` if
     clients fail before training.
@@ -116,7 +117,7 @@ def masked_mean(
         clipping_range=CLIPPING,
         quantization_range=quantization_range(count),
     )
-    partner = _Partner(send, contents, usable, name_of)
+    partner = _Partner(send, contents, usable, names)
     config = ConfigRecord({WorkflowKey.CURRENT_ROUND: server_round})
     state = RecordDict({MAIN_CONFIGS_RECORD: config, MAIN_PARAMS_RECORD: ArrayRecord()})
     context = Context(run_id=0, node_id=0, node_config={}, state=state, run_config={})
@@ -143,9 +144,9 @@ class _Partner:
     """Grid, strategy and client manager of the workflow, for one exchange of messages per stage."""
 
     def __init__(
-        self, send: Send, contents: Mapping[int, RecordDict], usable: Any, name_of: Any
+        self, send: Send, contents: Mapping[int, RecordDict], usable: Any, names: Mapping[int, str]
     ) -> None:
-        self._send, self._contents, self._usable, self._name_of = send, contents, usable, name_of
+        self._send, self._contents, self._usable, self._names = send, contents, usable, names
         self.answered, self.task = len(contents), "answered"
         self.mean: Vector | None = None
         #: Names and signatures of the sites' keys, by node; empty without a consortium.
@@ -193,16 +194,14 @@ class _Partner:
             self._requests, _ = _signatures(replies)
             self.task = "sent a masked vector"
         else:
-            replies, reasons = _readable(stage, messages, replies)
+            replies, reasons = readable(messages, replies, partial(_check_reply, stage, set()))
             if stage == Stage.SETUP:
                 self._signed, unsigned = _signatures(replies)
                 reasons |= unsigned
             if stage != Stage.UNMASK and reasons:
                 raise LostClients(reasons)
             self.task = "helped to remove the masks"
-            for node, reason in reasons.items():
-                name = self._name_of(node)
-                logger.warning("%s does not help to remove the masks: %s", name, reason)
+            self._warn("does not help to remove the masks", reasons)
         self.answered = len(replies)
         return replies
 
@@ -212,19 +211,21 @@ class _Partner:
         asked = ConfigRecord({Key.STAGE: SIGN_LIST, Key.ACTIVE_NODE_ID_LIST: present})
         requests = [Message(RecordDict({RECORD_KEY_CONFIGS: asked}), k, "train") for k in present]
         self._add_signatures(requests, self._requests)
-        replies, reasons = _readable(SIGN_LIST, requests, self._send(requests))
-        for node, reason in reasons.items():
-            name = self._name_of(node)
-            logger.warning("%s does not sign the list of present sites: %s", name, reason)
+        check = partial(_check_reply, SIGN_LIST, set())
+        replies, reasons = readable(requests, self._send(requests), check)
+        self._warn("does not sign the list of present sites", reasons)
         return {
             reply.metadata.src_node_id: reply.content.config_records[RECORD_KEY_CONFIGS]
             for reply in replies
         }
 
+    def _warn(self, what: str, reasons: Mapping[int, str]) -> None:
+        for node, reason in reasons.items():
+            logger.warning("%s %s: %s", self._names[node], what, reason)
+
     def _add_signatures(
         self, messages: Sequence[Message], signed: Mapping[int, ConfigRecord]
     ) -> None:
-        """Add all sites' signatures to the messages."""
         all_signed: dict[str, Any] = {
             "nodes": list(signed),
             "names": [self._signed[node]["name"] for node in signed],
@@ -265,14 +266,19 @@ def masked_sizes(content: RecordDict) -> list[int]:
     return [array.size for array in arrays]
 
 
-def _readable(
-    stage: str, messages: Sequence[Message], replies: Sequence[Message]
+def readable(
+    messages: Sequence[Message],
+    replies: Sequence[Message],
+    check: Callable[[Message, Message], None],
 ) -> tuple[list[Message], dict[int, str]]:
-    """Return the replies that Flower can read, and the reason for each node without one."""
+    """Return the replies that can be used, and the reason for each node without one.
+
+    ``check`` raises an exception if the reply to a message cannot be used.
+    """
     requests = {m.metadata.dst_node_id: m for m in messages}
     nodes = {m.metadata.message_id: node for node, m in requests.items()}
     reasons = dict.fromkeys(requests, "no reply before the timeout")
-    readable, keys = [], set[Any]()
+    found = []
     for reply in replies:
         node = nodes.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
         if reply.has_error():
@@ -281,16 +287,16 @@ def _readable(
             reasons[node] = "its ClientApp lacks secure_mod, the mod for secure aggregation"
         else:
             try:
-                _check_reply(stage, requests[node], reply, keys)
+                check(requests[node], reply)
             except Exception as error:
                 reasons[node] = f"its reply does not follow Flower's protocol ({error!r})"
             else:
                 reasons.pop(node, None)
-                readable.append(reply)
-    return readable, reasons
+                found.append(reply)
+    return found, reasons
 
 
-def _check_reply(stage: str, request: Message, reply: Message, keys: set[Any]) -> None:
+def _check_reply(stage: str, keys: set[Any], request: Message, reply: Message) -> None:
     """Raise an exception if Flower, or a client that gets the reply's key, cannot read it.
 
     ``keys`` are those of other clients in this stage.
@@ -323,10 +329,10 @@ def _check_reply(stage: str, request: Message, reply: Message, keys: set[Any]) -
 # A server that tries all 2^32 seeds would read the update of any client that has sent its masked
 # vector, but that it names as failed to the others.
 
-#: Number of blocks of `aes_masks` that have begun, and the generators that the first one replaced.
-_blocks = 0
-_replaced: list[tuple[Any, Any]] = []
-_lock = threading.Lock()
+_GENERATORS = [
+    Setting.of(module, "pseudo_rand_gen")
+    for module in (sys.modules[secaggplus_mod.__module__], secaggplus_workflow)
+]
 
 
 def masks_of(seed: bytes, num_range: int, shapes: list[tuple[int, ...]]) -> list[Any]:
@@ -337,22 +343,6 @@ def masks_of(seed: bytes, num_range: int, shapes: list[tuple[int, ...]]) -> list
     return [a.astype(np.int64).reshape(s) % num_range for a, s in zip(drawn, shapes, strict=True)]
 
 
-@contextmanager
-def aes_masks() -> Iterator[None]:
-    """Make Flower's mod and its workflow use `masks_of` in the block, also in nested blocks."""
-    global _blocks
-    with _lock:
-        if _blocks == 0:
-            modules: list[Any] = [sys.modules[secaggplus_mod.__module__], secaggplus_workflow]
-            _replaced[:] = [(module, module.pseudo_rand_gen) for module in modules]
-            for module in modules:
-                module.pseudo_rand_gen = masks_of
-        _blocks += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _blocks -= 1
-            if _blocks == 0:
-                for module, generator in _replaced:
-                    module.pseudo_rand_gen = generator
+def aes_masks() -> AbstractContextManager[None]:
+    """Make Flower's mod and its workflow use `masks_of` in the block."""
+    return process_wide(dict.fromkeys(_GENERATORS, masks_of))

@@ -12,7 +12,6 @@ from fairflower.aggregation.messages import RoundRequest, add_client_config
 from fairflower.aggregation.records import (
     InvalidReply,
     check_finite,
-    decode_record,
     is_finite,
     stack_common_metrics,
 )
@@ -48,40 +47,34 @@ from fairflower.seeds import derive_seed
 DOMINANT_WEIGHT = 0.5
 
 
-class SecureAggregation:
-    """Training rounds under secure aggregation.
+def train_masked(
+    strategy: FairStrategy,
+    send: Send,
+    server_round: int,
+    messages: Sequence[Message],
+    arrays: ArrayRecord,
+) -> ArrayRecord:
+    """Send the strategy's train messages and return the next global model.
 
     The strategy has ``sums_suffice = True``, and ``send`` sends messages and returns the replies
-    that arrive before the timeout.
+    that arrive before the timeout. Raises ``Halted`` if the masks cannot be removed, or if the sum
+    is wrong. The strategy then has its state from before the round. Raises ``RoundFailed`` if fewer
+    than ``min_clients`` replies are usable.
     """
-
-    def __init__(self, strategy: FairStrategy, send: Send) -> None:
-        self.strategy, self.send = strategy, send
-
-    def train(
-        self, server_round: int, messages: Sequence[Message], arrays: ArrayRecord
-    ) -> ArrayRecord:
-        """Send the strategy's train messages and return the next global model.
-
-        Raises ``Halted`` if the masks cannot be removed, or if the sum is wrong. The strategy then
-        has its state from before the round. Raises ``RoundFailed`` if fewer than ``min_clients``
-        replies are usable.
-        """
-        strategy, before = self.strategy, self.strategy.state_dict()
-        asked = {strategy._enrolled.client_of(message): message for message in messages}
-        check = ReplyCheck(strategy, arrays, strategy._enrolled.sizes)
-        now = _Round(strategy, self.send, server_round, asked, decode_record(arrays), check)
-        strategy.diagnostics, strategy.clusters = {}, None
-        strategy.client_ids, strategy.client_metrics = (), {}
-        try:
-            merged = now.merged()
-        except Halted:
-            strategy.load_state_dict(before)
-            strategy.diagnostics, strategy.client_ids = {}, ()
-            raise
-        finally:
-            strategy.dropped = dict(sorted(now.dropped.items()))
-        return record_of(merged)
+    before = strategy.state_dict()
+    asked = {strategy._enrolled.client_of(message): message for message in messages}
+    check = ReplyCheck(strategy, arrays, strategy._enrolled.sizes)
+    now = _Round(strategy, send, server_round, asked, check)
+    strategy.diagnostics, strategy.clusters = {}, None
+    strategy.client_ids, strategy.client_metrics = (), {}
+    try:
+        return record_of(now.merged())
+    except Halted:
+        strategy.load_state_dict(before)
+        strategy.diagnostics, strategy.client_ids = {}, ()
+        raise
+    finally:
+        strategy.dropped = dict(sorted(now.dropped.items()))
 
 
 @dataclass
@@ -92,7 +85,6 @@ class _Round:
     send: Send
     server_round: int
     asked: dict[int, Message]  # the strategy's train messages, by client
-    received: Arrays
     check: ReplyCheck
     numbers: dict[int, MetricRecord] = field(default_factory=dict)  # metrics before training
     trained: dict[int, MetricRecord] = field(default_factory=dict)  # metrics after training
@@ -140,7 +132,7 @@ class _Round:
             self.server_round,
             tuple(clients),
             metrics[self.strategy.weighted_by_key],
-            self.received,
+            self.check.received,
             (),
             metrics,
             self.check.buffers,
@@ -212,11 +204,11 @@ class _Round:
         try:
             known = self.strategy._enrolled
             titles = {node: known.names.get(k, f"Node {node}") for node, k in known.clients.items()}
-            mean = masked_mean(self.send, self.server_round, contents, usable, titles.__getitem__)
+            mean = masked_mean(self.send, self.server_round, contents, usable, titles)
             read.check_enough()
             clients = sorted(self.trained)
             told = [instructions[client] for client in clients]
-            return decode(mean, self.received, told), clients
+            return decode(mean, self.check.received, told), clients
         except WrongSum as error:
             names = self.strategy._enrolled.name_of(*sorted(self.trained))
             raise Halted(f"{error} (one of {names})") from error
@@ -246,7 +238,7 @@ class _Round:
             sizes = masked_sizes(content)
         except Exception as error:
             raise InvalidReply(f"its masked vector cannot be read ({error!r})") from error
-        size = size_of(self.received, mine.factor is not None)
+        size = size_of(self.check.received, mine.factor is not None)
         if sizes != [1, size]:
             raise InvalidReply(f"its masked arrays have {sizes} numbers, expected {[1, size]}")
         return metrics
@@ -265,7 +257,9 @@ class _Round:
         for exchange in strategy.exchanges:  # only of the server: clients with any are refused
             merged = exchange.correct(cohort, merged)
         strategy.diagnostics["quantization_error"] = cohort.total.error
-        if lost := [n for n, a in merged.items() if is_finite(self.received[n]) > is_finite(a)]:
+        if lost := [
+            n for n, a in merged.items() if is_finite(self.check.received[n]) > is_finite(a)
+        ]:
             raise Diverged(
                 f"Round {self.server_round}: the merged model holds NaN or infinite values in "
                 f"{lost[0]!r}."

@@ -5,13 +5,12 @@ quantization range. Integers are sent as digits to this base, which need no roun
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fairflower.config.secure import KEY
-from fairflower.errors import ConfigError, shorten_error
+from fairflower.errors import ConfigError
 from fairflower.numerics import Vector
 from fairflower.secure.protocol import (
     SMALLEST_SUM,
@@ -20,6 +19,7 @@ from fairflower.secure.protocol import (
     Send,
     masked_mean,
     masked_sizes,
+    readable,
 )
 from fairflower.secure.vectors import CHECKS, CLIPPING, MaskingInstructions, quantization_range
 
@@ -72,22 +72,18 @@ def sum_integers(
     contents = {node: RecordDict({"config": ConfigRecord(config)}) for node in names}
     expected = [1, count * _places(bits, base)]
 
-    def usable(_: Sequence[Message], replies: list[Message]) -> list[Message]:
-        reasons = dict.fromkeys(names, "no reply before the timeout, or sums of other columns")
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            if reply.has_error():
-                reasons[node] = shorten_error(reply.error.reason or "it failed without a message")
-                continue
-            with suppress(Exception):  # a hostile site may send anything
-                if masked_sizes(reply.content) == expected:
-                    del reasons[node]
+    def check(_: Message, reply: Message) -> None:
+        if (sizes := masked_sizes(reply.content)) != expected:
+            raise ValueError(f"sums of other columns: {sizes} numbers, expected {expected}")
+
+    def usable(messages: Sequence[Message], replies: list[Message]) -> list[Message]:
+        found, reasons = readable(messages, replies, check)
         if reasons:
             raise LostClients(reasons)
-        return replies
+        return found
 
     try:
-        mean = masked_mean(send, 0, contents, usable, names.__getitem__)
+        mean = masked_mean(send, 0, contents, usable, names)
         return totals_of(mean, len(names), bits, base)
     except (Halted, LostClients) as error:
         reasons = error.reasons if isinstance(error, LostClients) else {}

@@ -178,9 +178,8 @@ class WeightedSum:
     means: dict[str, NDArray[np.float64]]
     #: Largest possible distance from the unmasked mean, as a share of an array's scale.
     error: float
-    #: f_k and sum_k w_k f_k ||Delta_k||^2; None if the strategy does not need it.
-    factors: Vector | None = None
-    squares: float = 0.0
+    #: The mean of ||Delta_k||^2 with weights w_k f_k; None if the strategy does not need it.
+    square: float | None = None
 
 
 class WrongSum(ValueError):
@@ -228,8 +227,8 @@ def decode(
         )
     unit = int(np.argmax(marks < 0.5))  # the smallest in which no client is out of range
     factors = np.array([t.factor for t in instructions], np.float64)
-    squares = float(max(totals[unit], 0.0) * UNITS[unit] / ratios.sum())
-    return WeightedSum(weights, means, error, factors, squares)
+    squares = max(totals[unit], 0.0) * UNITS[unit] / ratios.sum()
+    return WeightedSum(weights, means, error, float(squares / (weights @ factors)))
 
 
 @dataclass(frozen=True)
@@ -252,10 +251,9 @@ class SumCohort(Cohort):
 
     def squared_norms(self, names: Sequence[str] | None = None) -> Vector:
         """Return K equal squared norms with the known sum_k w_k f_k ||Delta_k||^2."""
-        total = self.total
-        if total is None or total.factors is None:
+        if self.total is None or self.total.square is None:
             _refuse_individual_updates()
-        return np.full(len(self), total.squares / float(total.weights @ total.factors))
+        return np.full(len(self), self.total.square)
 
     def average(self, weights: Vector, mask_of: Any = None) -> Arrays:
         """Return theta + sum_k w_k Delta_k for the weights that clients used, within the cap."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fairflower.arguments import Range
-from fairflower.numerics.metrics import criterion, mean, over_domains
+from fairflower.numerics.metrics import AVG, criterion, over_domains
 from fairflower.numerics.scores import ACCURACY, Score, from_numbers
 from fairflower.server.contents import Value, read_history
 from fairflower.tasks import Task
@@ -155,8 +155,7 @@ class History:
         scores = [tests.get(domain, math.nan) for domain in self.domains]
         if not np.isfinite(scores).all():
             return -math.inf
-        better = self.primary.better
-        return better * float(f"{criterion(by, better)(scores):.12g}")
+        return self.primary.better * float(f"{criterion(by, self.primary)(scores):.12g}")
 
     def last_test(self) -> tuple[int, dict[str, float]]:
         """Return the last tested round and the score per domain, NaN if a domain was not tested.
@@ -188,7 +187,7 @@ class History:
         for domain in self.domains:
             values = [tests[r].get(domain, math.nan) for r in last]
             if values := [value for value in values if not math.isnan(value)]:
-                metrics[self._named(level, domain)] = mean(values)
+                metrics[self._named(level, domain)] = AVG(values)
         return metrics | self._over_domains(metrics, level)
 
     def _named(self, level: str, name: str) -> str:

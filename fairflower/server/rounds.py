@@ -29,7 +29,7 @@ from fairflower.paths import client_states
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.registry.user_metrics import metric_names
 from fairflower.secure.protocol import Halted
-from fairflower.secure.rounds import SecureAggregation
+from fairflower.secure.rounds import train_masked
 from fairflower.server import checkpoint
 from fairflower.server.admission import admit, leave_out, note_withdrawn
 from fairflower.server.checkpoint import Checkpoint
@@ -68,9 +68,6 @@ class RoundLoop:
         self.grid, self.setup, self.folder, self.stop = grid, setup, folder, stop
         self.config, self.strategy, self._round = setup.config, setup.strategy, 0
         self._settings = {**setup.settings(), "run-id": folder.run_id}
-        self._secure: SecureAggregation | None = None
-        if self.config.secure_aggregation:
-            self._secure = SecureAggregation(self.strategy, self._exchange)
         numbers = len(self.strategy._measurements)
         begun = (folder.fact("privacy") or {}).get("rounds", 0)
         self._privacy = PrivacyLedger(self.config.privacy, numbers, begun)
@@ -195,11 +192,11 @@ class RoundLoop:
             if self.config.privacy.on:
                 self._privacy.rounds += 1
                 self.folder.note("privacy", self._privacy.facts())
-            if self._secure:
+            if self.config.secure_aggregation:
                 merged = self._summed(server_round, messages, arrays)
             else:
                 replies = self._exchange(messages)
-        if not self._secure:
+        if not self.config.secure_aggregation:
             with _timed(seconds, "merge_seconds"), self._naming_failures(server_round):
                 merged, _ = strategy.aggregate_train(server_round, replies)
         assert merged is not None
@@ -218,10 +215,9 @@ class RoundLoop:
         self, server_round: int, messages: Sequence[Message], arrays: ArrayRecord
     ) -> ArrayRecord:
         """Compute the next model by secure aggregation; keep the model if there is no sum."""
-        assert self._secure is not None
         with self._naming_failures(server_round):
             try:
-                return self._secure.train(server_round, messages, arrays)
+                return train_masked(self.strategy, self._exchange, server_round, messages, arrays)
             except Halted as reason:
                 text = "Round %d: secure aggregation stopped, so the model is unchanged: %s."
                 logger.warning(text, server_round, reason)

@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal, Unpack
 
 import numpy as np
 
+from fairflower.numerics.simplex import softmax
 from fairflower.strategies.base import Arrays, Cohort, Options, Range, Search, Vector
 from fairflower.strategies.fairrfl import add_median, recover
 from fairflower.strategies.qffl import QFFL, losses_of
@@ -86,12 +87,11 @@ class DqFFL(QFFL):
         self.last_loss: dict[int, float] = {}  # client -> its loss in its last round
 
     def weigh(self, cohort: Cohort) -> Vector:
-        return _weights(losses_of(cohort), self._powers(cohort))
+        return softmax(self._powers(cohort) * np.log(losses_of(cohort)))
 
     def merge(self, cohort: Cohort) -> Arrays:
-        F = losses_of(cohort)
-        powers = self._powers(cohort)
-        weights = cohort.cap(_weights(F, powers))
+        F, powers = losses_of(cohort), self._powers(cohort)
+        weights = cohort.cap(softmax(powers * np.log(F)))
         self.last_loss.update(zip(cohort.client_ids, F.tolist(), strict=True))
         defended = recover(cohort, self.tau, self.recovery)
         self.diagnostics |= {"weights": weights, "powers": powers, "kept": defended.kept}
@@ -110,10 +110,3 @@ class DqFFL(QFFL):
         loss = np.array([self.last_loss.get(k, median) for k in cohort.client_ids])
         ratio = median / loss if self.variant == "paper" else loss / median
         return np.asarray(self.q * ratio)
-
-
-def _weights(F: Vector, powers: Vector) -> Vector:
-    """Return F_k^q_k, normalized, shape (K,)."""
-    logs = powers * np.log(F)
-    weights = np.exp(logs - logs.max())
-    return np.asarray(weights / weights.sum())

@@ -89,11 +89,7 @@ class FairFed(FairStrategy):
         metric: str = "received_score",
         **options: Unpack[Options],
     ) -> None:
-        if not metric or MEASUREMENTS.assumed(metric).shape != "number":
-            raise ValueError(
-                f"metric = {metric!r}: expected the name of a scalar metric, for example "
-                "'received_score'."
-            )
+        check_scalar(metric, "received_score")
         super().__init__(**options)
         self.beta, self.metric = beta, metric
         #: The metric if it is one of group fairness, which is computed from counts of people.
@@ -135,3 +131,11 @@ class FairFed(FairStrategy):
                 f"strategy.metric = {self.metric!r} compares groups of people, but data.groups is "
                 "empty. Set data.groups to a sensitive attribute of the data, such as sex."
             )
+
+
+def check_scalar(metric: str, example: str) -> None:
+    """Raise ``ValueError`` if a name is empty or that of a vector."""
+    if not metric or MEASUREMENTS.assumed(metric).shape != "number":
+        raise ValueError(
+            f"metric = {metric!r}: expected the name of a scalar metric, for example {example!r}."
+        )

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Unpack
 import numpy as np
 
 from fairflower.numerics.min_norm import cosines
+from fairflower.numerics.simplex import softmax
 from fairflower.strategies.base import Cohort, FairStrategy, Options, Range, Search, Vector
 
 
@@ -68,9 +69,3 @@ class FedAWA(FairStrategy):
         T -= self.lr * gradient / (np.abs(gradient) + 1e-8)
         self.logits.update(zip(cohort.client_ids, T.tolist(), strict=True))
         return softmax(T)
-
-
-def softmax(T: Vector) -> Vector:
-    """Return the weights of logits T, shape (K,)."""
-    w = np.exp(T - T.max())
-    return np.asarray(w / w.sum())

@@ -69,9 +69,9 @@ class FedAWARE(FairStrategy):
             m = {n: a + (1 - self.alpha) * old[n] if n in old else a for n, a in m.items()}
             self.momenta[client] = m
             moved.append({**returned, **{n: theta[n] + a for n, a in m.items()}})
-        now = dict.fromkeys(self.momenta, cohort.server_round)
         cohort = replace(cohort, returned=tuple(moved))
-        everyone, _ = with_absent_clients(cohort, now, self.momenta, 0)
+        now = dict.fromkeys(self.momenta, cohort.server_round)
+        everyone, _ = with_absent_clients(cohort, self.momenta, now, 0)
         gram = everyone.gram()
         norms = np.sqrt(gram.diagonal())
         solution = min_norm_weights(cosines(gram), upper=cohort.max_weight)

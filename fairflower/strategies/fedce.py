@@ -4,8 +4,8 @@ from typing import ClassVar, Literal, Unpack
 
 import numpy as np
 
-from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies.base import Cohort, FairStrategy, Options, Vector
+from fairflower.strategies.fairfed import check_scalar
 
 #: Lower bound on a contribution (as in NVFlare), so that rounding errors do not decide weights.
 FLOOR = 1e-6
@@ -82,11 +82,7 @@ class FedCE(FairStrategy):
         metric: str = "minus_score",
         **options: Unpack[Options],
     ) -> None:
-        if not metric or MEASUREMENTS.assumed(metric).shape != "number":
-            raise ValueError(
-                f"metric = {metric!r}: expected the name of a scalar metric, for example "
-                "'minus_score'."
-            )
+        check_scalar(metric, "minus_score")
         super().__init__(**options)
         self.mode, self.metric = mode, metric
         self.measurements, self.ranges = (metric,), {metric: (0, 1)}

@@ -77,7 +77,7 @@ class FedFV(FairStrategy):
     extrapolates = True  # a projection, rescaled to the norm of the mean step
     measurements = ("received_loss",)
     single_updates = ("projects each client's update onto the others'", "qffl")
-    STATE: ClassVar[tuple[str, ...]] = ("seen", "memory")
+    STATE: ClassVar[tuple[str, ...]] = ("memory",)
 
     def __init__(
         self,
@@ -90,16 +90,15 @@ class FedFV(FairStrategy):
         super().__init__(**options)
         self.alpha, self.tau, self.variant = alpha, tau, variant
         self.oldest = tau if variant == "paper" else tau - 1  # largest age in the memory
-        self.seen: dict[int, int] = {}  # client -> round of its update in the memory
-        self.memory: dict[int, Arrays] = {}  # client -> its Delta in this round
+        self.memory: dict[int, Arrays] = {}  # client -> its last Delta
 
     def merge(self, cohort: Cohort) -> Arrays:
-        now = cohort.server_round
-        self.seen = {k: r for k, r in self.seen.items() if now - r <= self.oldest}
-        self.memory = {k: self.memory[k] for k in self.seen}
-        everyone, ages = with_absent_clients(cohort, self.seen, self.memory, self.oldest)
+        now, last = cohort.server_round, self.merged_rounds
+        kept = [k for k in self.memory if now - last.get(k, 0) <= self.oldest]
+        self.memory = {k: self.memory[k] for k in kept}
+        everyone, ages = with_absent_clients(cohort, self.memory, last, self.oldest)
         if self.oldest > 0:
-            store_updates(cohort, self.seen, self.memory)
+            store_updates(cohort, self.memory)
         gram = everyone.gram()
         K = len(cohort)
         equal = (ages == 0) / K

@@ -17,15 +17,12 @@ class FedISMPlus(FedISM):
 
         rho_t = rho (t / R)^p
         S_k   = L_k(theta + rho_t g / ||g||) - L_k(theta),     g = grad L_k(theta)
-        wt_k  = S_k^q / sum_j S_j^q
-        w    <- beta wt + (1 - beta) w,   w = wt in the first round
-        theta <- sum_k w_k theta_k
 
-    The server sends rho_t to every client, because a client does not know R. rho_t replaces
-    ``measure.rho`` in the measurement, and the radius of every sharpness-aware step (clients
-    ``sam``, ``fedsam``, ``gsam`` and ``harmofl``, and ``train.sharpness``). Every client reports
-    ``sharpness``, or ``perturbed_loss``. The number of examples is not used. BatchNorm statistics
-    are averaged with w.
+    S_k determines the weights as in `FedISM`. The server sends rho_t to every client, because a
+    client does not know R. rho_t replaces ``measure.rho`` in the measurement, and the radius of
+    every sharpness-aware step (clients ``sam``, ``fedsam``, ``gsam`` and ``harmofl``, and
+    ``train.sharpness``). Every client reports ``sharpness``, or ``perturbed_loss``. The number of
+    examples is not used. BatchNorm statistics are averaged with w.
 
     Parameters
     ----------

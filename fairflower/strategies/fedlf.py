@@ -77,19 +77,19 @@ class FedLF(FairStrategy):
     keeps_agreement = False  # equal updates with different losses give no step
     measurements = ("received_loss",)
     single_updates = ("needs the inner products of the updates, layer by layer", "afl")
-    STATE: ClassVar[tuple[str, ...]] = ("seen", "memory")
+    STATE: ClassVar[tuple[str, ...]] = ("memory",)
 
     def __init__(
         self, *, variant: Literal["paper", "released"] = "paper", **options: Unpack[Options]
     ) -> None:
         super().__init__(**options)
         self.variant = variant
-        self.seen: dict[int, int] = {}  # client -> the last round in which it took part
-        self.memory: dict[int, Arrays] = {}  # client -> its Delta in that round
+        self.memory: dict[int, Arrays] = {}  # client -> its last Delta
 
     def merge(self, cohort: Cohort) -> Arrays:
-        everyone, ages = with_absent_clients(cohort, self.seen, self.memory, self._oldest(cohort))
-        store_updates(cohort, self.seen, self.memory)
+        oldest = self._oldest(cohort)
+        everyone, ages = with_absent_clients(cohort, self.memory, self.merged_rounds, oldest)
+        store_updates(cohort, self.memory)
         names_of = [tuple(names) for _, names in groupby(cohort.parameters, _module)]
         layers = {names: everyone.gram(names=names) for names in names_of}
         directions = self._directions(layers, cohort.metrics["received_loss"])
@@ -107,8 +107,8 @@ class FedLF(FairStrategy):
     def _oldest(self, cohort: Cohort) -> int:
         """Return the largest age, in rounds, at which an absent client's update counts."""
         if self.variant == "paper":
-            return len(self.seen.keys() | set(cohort.client_ids)) // len(cohort)
-        known = len(self.seen)
+            return len(self.memory.keys() | set(cohort.client_ids)) // len(cohort)
+        known = len(self.memory)
         return known // len(cohort) if known > len(cohort) else 0
 
     def _directions(self, layers: dict[Layer, Matrix], losses: Vector) -> dict[Layer, Vector]:
@@ -159,5 +159,4 @@ def _module(name: str) -> str:
 
 
 def _sum(layers: Mapping[Layer, Matrix], selected: Iterable[Layer]) -> Matrix:
-    """Return the Gram matrix of the selected layers together."""
     return np.asarray(np.sum([layers[layer] for layer in selected], axis=0))

@@ -80,21 +80,19 @@ class FedMDFG(FairStrategy):
     keeps_agreement = False  # equal updates with different losses give no step
     measurements = ("received_loss",)
     single_updates = ("needs the inner products of the updates", "afl")
-    STATE: ClassVar[tuple[str, ...]] = ("seen", "memory")
+    STATE: ClassVar[tuple[str, ...]] = ("memory",)
 
     def __init__(
         self, *, theta: Annotated[float, Range(0, 90)] = 11.25, **options: Unpack[Options]
     ) -> None:
         super().__init__(**options)
         self.theta = theta
-        self.seen: dict[int, int] = {}  # client -> round of its update in the memory
-        self.memory: dict[int, Arrays] = {}  # client -> its Delta in this round
+        self.memory: dict[int, Arrays] = {}  # client -> its Delta in the last round
 
     def merge(self, cohort: Cohort) -> Arrays:
-        everyone, ages = with_absent_clients(cohort, self.seen, self.memory, 1)
-        before = _mean_norm(self.memory)
-        self.seen, self.memory = {}, {}
-        store_updates(cohort, self.seen, self.memory)
+        everyone, ages = with_absent_clients(cohort, self.memory, self.merged_rounds, 1)
+        before, self.memory = _mean_norm(self.memory), {}
+        store_updates(cohort, self.memory)
         gram = everyone.gram()
         K = len(cohort)
         equal = (ages == 0) / K

@@ -1,7 +1,7 @@
 """FedPW: parameter pruning, and weights from two signals (Guan et al., NeurIPS 2025)."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Unpack
 
 import numpy as np
@@ -18,15 +18,6 @@ SMALLEST = 1e-10
 
 #: Means over sorted coordinates use every tenth coordinate, starting with the first.
 EVERY = 10
-
-
-@dataclass(frozen=True)
-class Pruned:
-    """The clients' updates to one array, without their smallest coordinates."""
-
-    kept: list[Mask]  # K masks of shape (n,)
-    norms: Vector  # norms of the updates over kept coordinates, shape (K,)
-    dropped: float  # mean absolute value of the dropped coordinates (m); NaN if unknown
 
 
 class FedPW(FairStrategy):
@@ -167,14 +158,14 @@ class FedPW(FairStrategy):
         size = cohort.received[name].size
         if not size:
             return np.zeros(0)
-        pruned = self._prune(cohort, name, rates)
+        kept, norms, dropped = self._prune(cohort, name, rates)
         step, spread = np.empty(size, np.float64), np.empty(size, np.float64)
 
         def combine(block: Block) -> None:
             rows = np.stack([block.update(k) for k in range(len(cohort))]).astype(np.float64)
-            rows *= [mask[block.part] for mask in pruned.kept]
+            rows *= [mask[block.part] for mask in kept]
             step[block.part] = (weights[:, None] * rows).sum(axis=0)
-            spread[block.part] = _spread(rows, pruned.norms)
+            spread[block.part] = _spread(rows, norms)
 
         for _ in cohort.each([name], combine, BLOCK):
             pass
@@ -183,12 +174,18 @@ class FedPW(FairStrategy):
             return step
         agreed = np.argsort(spread, kind="stable")[:count]
         common = np.abs(step[agreed[::EVERY]]).mean()
-        if common > 0 and pruned.dropped / common < 1:
-            step[agreed] *= 1 + pruned.dropped / common
+        if common > 0 and dropped / common < 1:
+            step[agreed] *= 1 + dropped / common
         return step
 
-    def _prune(self, cohort: Cohort, name: str, rates: Vector) -> Pruned:
-        """Drop each client's smallest coordinates in an array, at the clients' ``rates``."""
+    def _prune(
+        self, cohort: Cohort, name: str, rates: Vector
+    ) -> tuple[Sequence[Mask], Vector, float]:
+        """Drop each client's smallest coordinates in an array, at the clients' ``rates``.
+
+        Returns K masks of shape (n,) of the coordinates that are kept, the norms of the updates
+        over these, shape (K,), and m, which is NaN if it is unknown.
+        """
         (array,) = cohort.blocks([name], max(cohort.received[name].size, 1))
 
         def prune(k: int) -> tuple[Mask, float, float]:
@@ -204,7 +201,7 @@ class FedPW(FairStrategy):
         known = np.array(sizes)
         if self.variant == "adapted":
             known = known[np.isfinite(known)]
-        return Pruned(list(kept), np.array(norms), float(known.mean()) if known.size else np.nan)
+        return kept, np.array(norms), float(known.mean()) if known.size else np.nan
 
 
 def _track(

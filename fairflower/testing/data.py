@@ -28,7 +28,7 @@ def check_data(
     >>> check_data(RandHIE, groups="site")
     """
     config = DataConfig() if config is None else config
-    with as_assertions(getattr(made_by, "__name__", str(made_by)), made_by.__module__):
+    with as_assertions(made_by):
         _check(made_by(config, **arguments), made_by(config, **arguments))
 
 

@@ -15,8 +15,9 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 @contextmanager
-def as_assertions(name: str, module: str) -> Iterator[None]:
-    """Turn exceptions into an ``AssertionError`` with the part's name and, in ``module``, place."""
+def as_assertions(part: Any) -> Iterator[None]:
+    """Turn exceptions into an ``AssertionError`` with the part's name and the place in its code."""
+    name, module = getattr(part, "__name__", str(part)), part.__module__
     try:
         yield
     except NotInstalled:

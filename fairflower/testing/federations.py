@@ -19,8 +19,7 @@ from fairflower.data import Augment, Split
 from fairflower.engines.inline import InlineGrid
 from fairflower.models import Classifier
 from fairflower.strategies import FairStrategy
-
-Arrays = Mapping[str, NDArray[Any]]
+from fairflower.testing.failures import Arrays
 
 #: Training settings: one epoch of two steps.
 SETTINGS = TrainConfig(local_epochs=1, batch_size=8, lr=0.05, momentum=0.9, weight_decay=1e-3)

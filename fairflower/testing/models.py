@@ -55,14 +55,14 @@ def check_model(
     >>> from fairflower.models.small import CNN
     >>> check_model(CNN, shape=(1, 16, 16))
     """
-    name = getattr(made_by, "__name__", str(made_by))
-    with as_assertions(name, made_by.__module__):
-        _check(name, lambda: made_by(_CLASSES, shape, **arguments), made_by, shape, task_of(task))
+    with as_assertions(made_by):
+        _check(made_by, arguments, shape, task_of(task))
 
 
 def _check(
-    name: str, build: Callable[[], Model], made_by: object, shape: tuple[int, ...], task: Task
+    made_by: Callable[..., Model], arguments: Any, shape: tuple[int, ...], task: Task
 ) -> None:
+    name = getattr(made_by, "__name__", str(made_by))
     kinds, kind = getattr(made_by, "kinds", Model.kinds), KINDS[len(shape)]
     assert kind in kinds, (
         f"checked on {kind}, but it takes {' or '.join(kinds)}. Set kinds = ({kind!r},), or pass "
@@ -72,7 +72,7 @@ def _check(
     def make(seed: int) -> Model:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            initialize_lazy(model := build(), shape)
+            initialize_lazy(model := made_by(_CLASSES, shape, **arguments), shape)
             return model
 
     model, again, other = make(0), make(0), make(1)

@@ -13,8 +13,7 @@ from fairflower.arrays import arrays_of, record_of
 from fairflower.flower_compat import set_ids, set_task_identity
 from fairflower.registry.measurements import MEASUREMENTS
 from fairflower.strategies import FairStrategy
-
-Arrays = Mapping[str, NDArray[Any]]
+from fairflower.testing.failures import Arrays
 
 #: A toy model with a trained array, a running mean and a step counter, like batch norm.
 MODEL: Arrays = {

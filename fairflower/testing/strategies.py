@@ -44,7 +44,7 @@ def check_strategy(rule: type[FairStrategy], **arguments: Any) -> None:
     level = log.level
     log.setLevel(logging.ERROR)  # no warnings about absent clients
     try:
-        with as_assertions(rule.__name__, rule.__module__):
+        with as_assertions(rule):
             for check in CHECKS:
                 check(lambda **options: rule(**arguments, **options))
     finally:
@@ -246,8 +246,9 @@ def _from_sums(strategy: FairStrategy, cohort: Cohort) -> Arrays:
         )
         for name, array in cohort.received.items()
     }
-    squares = 0.0 if factors is None else float(weights * factors @ cohort.squared_norms())
-    total = WeightedSum(weights, means, 0.0, factors, squares)
+    shares = None if factors is None else weights * factors
+    square = None if shares is None else float(shares @ cohort.squared_norms() / shares.sum())
+    total = WeightedSum(weights, means, 0.0, square)
     summed = SumCohort(**given, total=total)
     strategy.diagnostics["weights"] = weights
     merged = strategy.combine(summed, weights)

@@ -26,7 +26,7 @@ def check_task(
     >>> from fairflower.tasks.regression import Regression
     >>> check_task(Regression, num_outputs=1, loss="huber")
     """
-    with as_assertions(kind.__name__, kind.__module__):
+    with as_assertions(kind):
         check_hooks(kind, Task)
         _check(kind(**arguments), num_outputs, shape)
 

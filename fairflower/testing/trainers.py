@@ -93,7 +93,7 @@ def check_trainer(
     >>> check_trainer(FedProx, mu=0.1)
     """
     check_hooks(kind, Trainer)
-    with as_assertions(kind.__name__, kind.__module__):
+    with as_assertions(kind):
         for check in CHECKS:
             check(TrainerCase(kind, model, arguments))
 

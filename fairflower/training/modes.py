@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from fairflower.process_wide import Setting, process_wide
 
 
 @contextmanager
@@ -27,47 +27,6 @@ def temporarily(changes: Iterable[tuple[object, str, Any]]) -> Iterator[None]:
     finally:
         for thing, name, value in before:
             setattr(thing, name, value)
-
-
-class Setting(NamedTuple):
-    """A setting of the whole process, by the functions that return and set its value."""
-
-    get: Callable[[], Any]
-    put: Callable[[Any], object]
-
-    @classmethod
-    def of(cls, thing: object, name: str) -> Setting:
-        """Return the setting that is an attribute."""
-        return cls(partial(getattr, thing, name), partial(setattr, thing, name))
-
-
-_LOCK = threading.Lock()
-#: Setting -> number of open blocks of `process_wide` that change it, and its value before them.
-_CHANGED: dict[Setting, tuple[int, Any]] = {}
-
-
-@contextmanager
-def process_wide(changes: Mapping[Setting, Any]) -> Iterator[None]:
-    """Change settings of the whole process; the last block that ends restores their values.
-
-    Clients may be threads of a process, whose blocks end in any order. All change a setting to the
-    same value.
-    """
-    with _LOCK:
-        for setting, value in changes.items():
-            count, before = _CHANGED.get(setting) or (0, setting.get())
-            _CHANGED[setting] = count + 1, before
-            setting.put(value)
-    try:
-        yield
-    finally:
-        with _LOCK:
-            for setting in changes:
-                count, before = _CHANGED.pop(setting)
-                if count > 1:
-                    _CHANGED[setting] = count - 1, before
-                else:
-                    setting.put(before)
 
 
 _cuda, _cudnn = torch.backends.cuda, torch.backends.cudnn

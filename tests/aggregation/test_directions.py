@@ -47,15 +47,16 @@ def test_inequality_angles_match_a_hand_computation():
 
 
 def test_absent_clients_are_added_with_their_last_update_up_to_an_age():
-    seen, memory = {}, {}
+    last, memory = {}, {}
     for now, clients in ((1, (5, 7)), (2, (3,))):
-        store_updates(cohort(now, clients), seen, memory)
-    everyone, ages = with_absent_clients(cohort(3, (3, 4)), seen, memory, oldest=2)
+        store_updates(cohort(now, clients), memory)
+        last |= dict.fromkeys(clients, now)
+    everyone, ages = with_absent_clients(cohort(3, (3, 4)), memory, last, oldest=2)
     assert ages.tolist() == [0, 0, 2, 2]
     moved = [arrays["w"][0] - 30 for arrays in everyone.returned]
     assert moved == pytest.approx([3.3, 4.3, 5.1, 7.1])
     assert everyone.returned[2]["bn.running_mean"] == 1  # statistics stay as received
-    everyone, ages = with_absent_clients(cohort(3, (3, 4)), seen, memory, oldest=1)
+    everyone, ages = with_absent_clients(cohort(3, (3, 4)), memory, last, oldest=1)
     assert ages.tolist() == [0, 0]
 
 

@@ -41,7 +41,7 @@ from fairflower.deploy.local import (
     Process,
     environment,
     free_port,
-    nodes_with_shares,
+    nodes_of,
 )
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, TrialError
@@ -268,11 +268,11 @@ def test_a_number_of_sites_that_is_not_a_multiple_of_the_domains_is_refused(tmp_
 
 def test_sites_are_divided_by_domain_also_with_corrupted_clients() -> None:
     data = DataConfig(examples_per_client=10, test_examples=10, corrupted_clients=1)
-    divided, nodes = nodes_with_shares(data, sites=8)
+    divided, nodes = nodes_of(data, None, sites=8)
     assert (divided.clients_per_domain, len(nodes)) == (2, 8)
-    assert len(nodes_with_shares(replace(data, held_out="plain"), sites=6)[1]) == 6
+    assert len(nodes_of(replace(data, held_out="plain"), None, sites=6)[1]) == 6
     with pytest.raises(ConfigError, match=r"--sites 8: data\.imbalance-factor = 5 determines"):
-        nodes_with_shares(DataConfig(imbalance_factor=5), sites=8)
+        nodes_of(DataConfig(imbalance_factor=5), None, sites=8)
 
 
 class Healthy(BaseHTTPRequestHandler):
@@ -587,10 +587,11 @@ def test_a_deployment_survives_crashes_and_a_stop_and_refuses_unknown_supernodes
     # Where the server and the sites find the data sets of `vectors`.
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"), prepend=os.pathsep)
     nodes = [{"domain": domain, "data-dir": str(folders[domain])} for domain in DOMAINS]
-    with (
-        ThreadPoolExecutor() as pool,
-        LocalDeployment(tmp_path / "trial", nodes, messages.append, restarts=True) as trial,
-    ):
+    trial = LocalDeployment(tmp_path / "trial", nodes, messages.append)
+    # Without a database, a SuperLink that restarts has lost all messages.
+    database = ("--database", str(tmp_path / "trial" / "superlink.db"))
+    trial.superlink.command = [*trial.superlink.command, *database]
+    with ThreadPoolExecutor() as pool, trial:
         refused = intruders(trial, tmp_path)
         for supernode in refused.values():
             supernode.start()

@@ -299,7 +299,7 @@ def test_the_memory_of_a_site_is_near_the_formula(
     monkeypatch.setattr(InlineGrid, "_deliver", keep)
     config = runs.config(tmp_path, **{"model.name": "mlp:hidden=2500", "evaluate.by": "clients"})
     nodes: list[dict[str, Any]] = [{"partition-id": k, "num-partitions": 4} for k in range(4)]
-    needs = rehearse(config, nodes).needs()
+    needs = rehearse(config, nodes)
     (tmp_path / "request").write_bytes(pickle.dumps(requests[0]))
     command = [sys.executable, "-c", SITE, tmp_path / "request"]
     grown = int(processes.run(command, env=processes.environment(tmp_path)).splitlines()[-1])

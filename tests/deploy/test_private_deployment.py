@@ -12,7 +12,7 @@ from runs import SMALL
 
 import fairflower as ff
 from fairflower.config import RunConfig
-from fairflower.deploy.local import LocalDeployment, nodes_with_shares
+from fairflower.deploy.local import LocalDeployment, nodes_of
 
 #: TERM asks clients for a number, to which they add noise. A seed makes all noise reproducible.
 PRIVATE: dict[str, Any] = {
@@ -55,7 +55,7 @@ def assert_same(actual: Path, expected: Path) -> None:
 @pytest.mark.nightly
 def test_a_private_deployment_equals_an_inline_run(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting")
-    data, nodes = nodes_with_shares(RunConfig.from_flat(PRIVATE).data)
+    data, nodes = nodes_of(RunConfig.from_flat(PRIVATE).data, None, None)
     settings = {**PRIVATE, "data.dir": data.dir}
     messages: list[str] = []
     with LocalDeployment(tmp_path / "trial", nodes, messages.append) as trial:

@@ -27,9 +27,9 @@ people = st.lists(
 def test_rates_differences_and_ratios_match_fairlearn():
     counts = fairness.counts_by_group(LABELS, PREDICTED, GROUPS, 2)
     rates = fairness.group_rates(counts)
-    np.testing.assert_allclose(rates.selection, (0.6, 0.285714), atol=1e-6)
-    np.testing.assert_allclose(rates.true_positive, (0.666667, 0.5), atol=1e-6)
-    np.testing.assert_allclose(rates.false_positive, (0.5, 0.2), atol=1e-6)
+    np.testing.assert_allclose(rates["selection"], (0.6, 0.285714), atol=1e-6)
+    np.testing.assert_allclose(rates["true_positive"], (0.666667, 0.5), atol=1e-6)
+    np.testing.assert_allclose(rates["false_positive"], (0.5, 0.2), atol=1e-6)
     for actual, expected in (
         (PARITY(counts), 0.314286),
         (OPPORTUNITY(counts), 0.166667),

@@ -15,17 +15,18 @@ from hypothesis import strategies as st
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from fairflower.numerics import metrics
+from fairflower.numerics.scores import Score
 
 Metric = Callable[..., float]
 
 accuracies = st.lists(st.floats(0.001, 1.0), min_size=1, max_size=40)
 RELATIVE: list[Metric] = [metrics.jain, metrics.gini, metrics.entropy]
 EVERY: list[Metric] = [
-    metrics.mean,
+    metrics.AVG,
     lambda a: metrics.std(a, ddof=0),
-    metrics.worst,
-    metrics.best,
-    metrics.gap,
+    metrics.MIN,
+    metrics.MAX,
+    metrics.GAP,
     metrics.worst_fraction,
     *RELATIVE,
 ]
@@ -41,7 +42,7 @@ def test_metrics_match_their_definitions(a: list[float]) -> None:
     mean = sum(a) / k
     shares = [value / sum(a) for value in a]
     differences = sum(abs(x - y) for x in a for y in a)
-    assert metrics.mean(a) == close(mean)
+    assert metrics.AVG(a) == close(mean)
     assert metrics.std(a, ddof=0) == close(math.sqrt(sum((v - mean) ** 2 for v in a) / k))
     assert metrics.gini(a) == close(differences / (2 * k * k * mean))
     assert metrics.jain(a) == close(sum(a) ** 2 / (k * sum(v * v for v in a)))
@@ -50,7 +51,7 @@ def test_metrics_match_their_definitions(a: list[float]) -> None:
 
 @given(accuracies)
 def test_jain_is_a_function_of_the_coefficient_of_variation(a: list[float]) -> None:
-    cv = metrics.std(a, ddof=0) / metrics.mean(a)
+    cv = metrics.std(a, ddof=0) / metrics.AVG(a)
     assert metrics.jain(a) == close(1 / (1 + cv**2))
 
 
@@ -60,9 +61,9 @@ def test_metrics_stay_within_their_bounds(a: list[float]) -> None:
     assert 1 / k - tiny <= metrics.jain(a) <= 1 + tiny
     assert 0 <= metrics.gini(a) <= 1 - 1 / k + tiny
     assert -tiny <= metrics.entropy(a) <= math.log(k) + tiny
-    assert metrics.worst(a) <= metrics.worst_fraction(a) + tiny
-    assert metrics.worst_fraction(a) <= metrics.mean(a) + tiny <= metrics.best(a) + 2 * tiny
-    assert metrics.gap(a) == metrics.best(a) - metrics.worst(a) >= 0
+    assert metrics.MIN(a) <= metrics.worst_fraction(a) + tiny
+    assert metrics.worst_fraction(a) <= metrics.AVG(a) + tiny <= metrics.MAX(a) + 2 * tiny
+    assert metrics.GAP(a) == metrics.MAX(a) - metrics.MIN(a) >= 0
 
 
 @given(accuracies, st.randoms())
@@ -78,7 +79,7 @@ def test_relative_metrics_do_not_depend_on_the_scale(a: list[float], scale: floa
     for metric in RELATIVE:
         assert metric(scaled) == close(metric(a))
     if 1e-3 < scale < 1e3:
-        for metric in (metrics.worst, metrics.gap, metrics.worst_fraction):
+        for metric in (metrics.MIN, metrics.GAP, metrics.worst_fraction):
             assert metric(scaled) == pytest.approx(scale * metric(a), rel=1e-9, abs=1e-9)
 
 
@@ -91,7 +92,7 @@ def test_equalizing_two_clients_never_reduces_fairness(a: list[float]) -> None:
     assert metrics.gini(equalized) <= metrics.gini(a) + 1e-9
     assert metrics.jain(equalized) >= metrics.jain(a) - 1e-9
     assert metrics.entropy(equalized) >= metrics.entropy(a) - 1e-9
-    assert metrics.worst(equalized) >= metrics.worst(a)
+    assert metrics.MIN(equalized) >= metrics.MIN(a)
 
 
 @given(st.integers(1, 30), st.floats(1e-300, 100))
@@ -140,8 +141,8 @@ def test_summaries_declare_the_better_direction() -> None:
         if row.better:
             assert row.better * (row(even) - row(worse)) > 0, row.heading
     for better in (1, -1):
-        for row in metrics.average_and_worst(better):
-            assert row.better == better
+        average, worst, *_ = metrics.over_domains(Score("mae", better))
+        assert average.better == worst.better == better
 
 
 def test_summaries_declare_whether_the_unit_cancels_and_whether_they_need_two_values() -> None:
@@ -202,7 +203,7 @@ def test_relative_metrics_refuse_negative_values(metric: Metric) -> None:
 
 
 def test_the_gap_accepts_negative_values() -> None:
-    assert metrics.gap([-1.0, 2.0]) == 3
+    assert metrics.GAP([-1.0, 2.0]) == 3
 
 
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.5, math.nan])

@@ -197,7 +197,7 @@ def test_invalid_problems_are_refused(gram, bounds, message):
 
 @pytest.mark.parametrize("solver", ["CLARABEL", "OSQP", "SCS"])
 def test_a_solution_does_not_depend_on_earlier_problems(solver, monkeypatch):
-    monkeypatch.setattr(qp, "SOLVERS", (solver,))
+    monkeypatch.setattr(qp, "SOLVERS", {solver: qp.SOLVERS[solver]})
     random = np.random.default_rng(0)
     grams = [v @ v.T for v in np.abs(random.normal(size=(4, 5, 30)))]
     alone = []

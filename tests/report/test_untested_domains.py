@@ -227,10 +227,10 @@ def test_curves_continue_over_the_tested_domains_and_mark_incomplete_rounds(tmp_
         for s, lost in enumerate([[2], [2, 5]])
     ]
     (method,) = group_runs(map(read_run, folders))[0].methods
-    curve = method.curve(metrics.worst)
+    curve = method.curve(metrics.MIN)
     assert curve.whole.tolist() == [True, True, False, True, True, False, True]
     np.testing.assert_allclose(curve.mean, [0.4, 0.4, 0.52, 0.4, 0.4, 0.55, 0.4])
-    of_c = method.curve(metrics.mean, [2])
+    of_c = method.curve(metrics.AVG, [2])
     np.testing.assert_array_equal(np.isnan(of_c.mean), ~curve.whole)
     np.testing.assert_array_equal(of_c.mean[curve.whole], 0.4)
 
