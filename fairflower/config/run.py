@@ -213,12 +213,11 @@ class RunConfig:
 
     @property
     def best(self) -> str:
-        """Criterion for the best round, whose model is kept; empty if none is kept."""
+        """Criterion for the best round, whose common model is kept; empty for no best round."""
         best = self.checkpoint.best
         if best == "auto":
             best = "average" if self.stop.patience and self.data.validated else "none"
-        # The reference alone has no common model.
-        return "" if best == "none" or self.reference == "alone" else best
+        return "" if best == "none" else best
 
     @classmethod
     def from_flat(cls, flat: Mapping[str, Any]) -> RunConfig:

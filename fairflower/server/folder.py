@@ -261,11 +261,12 @@ class RunFolder:
         _replace(self.path / contents.MODEL, save(_dense(arrays)))
 
     def write_best(self, server_round: int, arrays: Mapping[str, NDArray[Any]], by: str) -> None:
-        """Replace the file of the best round's model atomically, and note the round.
+        """Replace the file of the best round's model, if any, atomically, and note the round.
 
         A run may be killed in between, so the file's metadata have the round, too.
         """
-        _replace(self.path / contents.BEST, save(_dense(arrays), {"round": str(server_round)}))
+        if arrays:
+            _replace(self.path / contents.BEST, save(_dense(arrays), {"round": str(server_round)}))
         self.note("best", {"round": server_round, "by": by})
 
     def finish(self, status: str, error: str | None = None) -> None:

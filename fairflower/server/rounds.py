@@ -64,11 +64,12 @@ _RELEASE_EVERY = 5.0
 class BestModel:
     """The model of the best round so far, which a run keeps beside the last.
 
-    ``by`` is the criterion (`fairflower.numerics.metrics.criterion`); "" keeps none.
+    ``by`` is the criterion (`fairflower.numerics.metrics.criterion`); "" keeps none. Of clients
+    that train alone, which have no ``common`` model, only the round is noted, one for all.
     """
 
-    def __init__(self, folder: RunFolder, by: str) -> None:
-        self.folder, self.by = folder, by
+    def __init__(self, folder: RunFolder, by: str, common: bool = True) -> None:
+        self.folder, self.by, self.common = folder, by, common
         self.round = 0  # 0 if there is none
         self.arrays: Arrays = {}
 
@@ -88,8 +89,8 @@ class BestModel:
         return {"best_round": self.round} if self.round else {}
 
     def _write(self, server_round: int, arrays: Arrays) -> None:
-        self.round, self.arrays = server_round, arrays
-        self.folder.write_best(server_round, arrays, self.by)
+        self.round, self.arrays = server_round, arrays if self.common else {}
+        self.folder.write_best(server_round, self.arrays, self.by)
 
 
 class RoundLoop:
@@ -114,7 +115,7 @@ class RoundLoop:
         self._own_models = OwnModels(setup, folder) if alone and by != "clients" else None
         shared = SharedModels(setup, folder, grid, self._settings, self._exchange)
         self._elsewhere = shared if alone and setup.registry.sites else self._own_models
-        self._best = BestModel(folder, self.config.best)
+        self._best = BestModel(folder, self.config.best, common=not alone)
         self._released = time.monotonic()
         who = grid, setup.registry, self.config.round_timeout, stop
         self._tracker = NodeTracker(*who, self.settings(), self.config.listed_sites)
