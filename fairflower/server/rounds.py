@@ -42,7 +42,6 @@ from fairflower.server.history import (
     HELD_OUT,
     LEVELS,
     Metrics,
-    domain_means,
     domain_scores,
     early_stop_reason,
     test_keys,
@@ -355,9 +354,8 @@ class RoundLoop:
         for client, answer in sorted(answers.items()):
             values = {name: float(answer[key]) for name, key in keys.items() if key in answer}  # type: ignore[arg-type]
             folder.append_metrics(server_round, LEVELS[split][1], str(client), values)
-        # Means of the scores of several models, or the scores of one model on all examples.
-        combined = domain_means if self.config.reference == "alone" else domain_scores
-        return combined(answers, keys, self.federation), counts_in(answers)
+        # Also of clients that train alone: means of RMSEs are below the RMSE of all examples.
+        return domain_scores(answers, keys, self.federation), counts_in(answers)
 
     def _exchange(self, messages: Iterable[Message]) -> list[Message]:
         """Send a round's messages with the clients' ids, and return the replies."""

@@ -14,7 +14,8 @@ class Alone(Uniform):
     All clients start from the same initial model. A client trains in the rounds in which another
     strategy would ask it, with the same batches, optimizer and learning rates, but goes on from its
     own model. It returns the model that it received, so no trained model leaves it. Clients'
-    own models are tested, and not the global model, which stays the initial one.
+    own models are tested, and not the global model, which stays the initial one. The best round
+    (``checkpoint.best``) is one for all clients, without a model.
 
     Clients have to be those of `fairflower.clients.make_client_app`; others know no own model.
 
