@@ -19,6 +19,8 @@ from fairflower.numerics.metrics import MIN
 from fairflower.numerics.scores import ACCURACY
 from fairflower.report.cells import Group, Row, Table, capitalized, judged_cell
 from fairflower.report.contrasts import (
+    UNDECIDED,
+    Contrast,
     ContrastGroup,
     Measure,
     Metric,
@@ -69,14 +71,22 @@ def gain_tables(comparison: Comparison, groups: Sequence[ContrastGroup]) -> Iter
 
 
 def gain_verdicts(groups: Sequence[ContrastGroup]) -> dict[str, Sequence[Verdict]]:
-    """Return a sentence on each method: which domains are better off, and which are worse."""
+    """Return a sentence on each method: which domains are better off, worse, or neither."""
     found = [
-        verdict_on(name, {WORDS["alone"]: contrast})
+        verdict_on(name, {WORDS["alone"]: contrast}, added=_neither(contrast))
         for group in groups
         if (group.heading, _measure(group).name) == ("alone", BY_DOMAIN)
         for name, contrast in group.contrasts.items()
     ]
     return {QUESTION: with_few_summed_up(found)} if found else {}
+
+
+def _neither(contrast: Contrast) -> str:
+    """Name the domains that are neither better nor worse off, if others are."""
+    found = [(one.verdict, one.metric.name) for one in contrast.by_metric]
+    named = ((word, [n for v, n in found if v == word]) for word in ("equivalent", UNDECIDED))
+    some = any(word in ("better", "worse") for word, _ in found)
+    return "".join(f", {word} ({', '.join(names)})" for word, names in named if names and some)
 
 
 def _measure(group: ContrastGroup) -> Measure:
@@ -163,7 +173,8 @@ def _over_clients(
 def _on_clients(comparison: Comparison) -> str:
     """Say how many clients there are, and how much the fewest test examples say of a gain."""
     run = next(method for method in comparison.methods if method.reference == "alone").runs[0]
-    text = f" Of {len(run.clients)} clients. The smallest gain and the clients that lose (gain "
+    tested = np.isfinite(run.own_models.final()).sum() or len(run.clients)
+    text = f" Of {tested} clients. The smallest gain and the clients that lose (gain "
     text += "below 0) also count chance"
     beside = Counter() if run.own_models.rounds.size else Counter(c.domain for c in run.clients)
     sizes = [n // max(1, beside[d]) for d, n in zip(run.domains, run.sizes, strict=False)]

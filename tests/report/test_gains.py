@@ -124,10 +124,33 @@ def test_two_runs_are_too_few_for_intervals_of_clients(tmp_path):
     assert row["average gain"].endswith("too few pairs")
 
 
-def test_verdicts_say_who_is_better_off_than_alone(analysis):
+def test_no_interval_has_more_clients_that_lose_than_there_are(tmp_path):
+    folders = [alone_run(tmp_path / f"alone-{seed}", seed) for seed in range(5)]
+    for seed, b in enumerate((0.1, 0.1, 0.1, 0.1, 0.9)):
+        rows = [{"a": 0.1, "b": b}] * ROUNDS
+        folders.append(make_run(tmp_path / f"fedavg-{seed}", rows, label="fedavg", seed=seed))
+    table = tables_of(*folders).table("Difference from training alone, over clients")
+    assert "3.6 [2.0, 4.0]" in table["fedavg 5 seeds of federation 0"]["clients that lose"]
+
+
+def test_the_clients_of_gains_are_those_whose_model_was_tested(tmp_path):
+    folders = [alone_run(tmp_path / "alone", 0)]
+    lines = folders[0].joinpath("history.csv").read_text().splitlines(keepends=True)
+    folders[0].joinpath("history.csv").write_text("".join(r for r in lines if ",own,3/" not in r))
+    folders.append(make_run(tmp_path / "fedavg", [dict.fromkeys(DOMAINS, 0.5)] * ROUNDS))
+    assert "Of 3 clients." in printed_tables(*folders)
+
+
+def test_verdicts_say_who_is_better_off_than_alone(analysis, folders, tmp_path):
     fedavg, uniform, _ = map(str, analysis.chapters[0].verdicts[QUESTION])
     assert fedavg.endswith("mixed (a better; b worse) compared with training alone.")
     assert uniform.endswith("better off (a, b) than training alone.")
+    some = [folder for folder in folders if folder.name.startswith("alone")]
+    for seed, b in enumerate(np.linspace(0.2, 0.9, SEEDS).tolist()):
+        rows = [{"a": 0.9, "b": b}] * ROUNDS
+        some.append(make_run(tmp_path / f"noisy-{seed}", rows, label="fedavg", seed=seed))
+    (noisy,) = map(str, analyze([*map(read_run, some)]).chapters[0].verdicts[QUESTION])
+    assert noisy.endswith("better off (a) than training alone, undecided (b).")
     frame = differences_frame(analysis).query("against == 'alone' and measure == 'by domain'")
     verdicts = {name: rows["verdict"].tolist() for name, rows in frame.groupby("method")}
     assert verdicts["fedavg"] == ["better", "worse"]
