@@ -75,6 +75,7 @@ class FirstClient(Participation):
 def reference_options(name: str) -> Options:
     """Return the options of a reference that override its run's, which are for updates."""
     options: Options = {"clip_update_norm": None, "clip_update_median": None, "observers": ()}
+    options["exchanges"] = ()  # a server optimizer, since clients with exchanges are refused
     if name == "pooled":
         options |= {"fraction_train": 1e-9, "min_clients": None, "max_client_weight": 1.0}
         options |= {"participation": FirstClient(), "availability": None}

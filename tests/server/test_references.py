@@ -135,6 +135,16 @@ def test_pooled_trains_one_model_as_a_plain_loop_on_all_examples(tmp_path):
         np.testing.assert_allclose(merged[name], tensor.numpy(), rtol=0, atol=1e-7)
 
 
+def test_a_server_optimizer_is_no_part_of_pooled_training(tmp_path):
+    own = HEART | {"strategy.name": "pooled", "num-server-rounds": 1}
+    plain, stepped = (
+        run(config(tmp_path, **own, **more))
+        for more in ({}, {"server.optimizer": "adam", "server.lr": 0.5})
+    )
+    plain, stepped = ((f / "model.safetensors").read_bytes() for f in (plain, stepped))
+    assert plain == stepped
+
+
 def test_with_a_single_client_both_references_are_a_federation_of_this_client(tmp_path):
     only = HEART | {"data.domains": "hungary"}
     folders = {
