@@ -398,7 +398,7 @@ def _check(config: RunConfig) -> None:
     client, data = config.client.factory, DataSpec.read(config.data.name)
     kind, spec = data.kind, data.task(config.data.task)
     task = spec.make() if spec else None
-    ModelSpec.read(config.model.name).check_fit(kind, task)
+    ModelSpec.read(config.model.name).check_fit(kind, task, trained=bool(config.evaluate.model))
     client.check_kind(kind)
     if task:
         with config.client.naming_failures():
