@@ -51,8 +51,7 @@ def gains(comparison: Comparison) -> list[ContrastGroup]:
     for name, paired in (("alone", _by_domain), ("alone", _over_clients), ("pooled", _by_domain)):
         families: dict[str, dict[str, Pairs]] = {}
         for method, other in _compared(comparison, name):
-            personal = all(run.personal.rounds.size for run in (*method.runs, *other.runs))
-            if pairs := paired(comparison, method, other, personal):
+            if pairs := paired(comparison, method, other, _personal(method, other)):
                 families.setdefault(other.name, {})[method.name] = pairs
         groups += [ContrastGroup(name, o, judge_family(found)) for o, found in families.items()]
     return groups
@@ -66,6 +65,9 @@ def gain_tables(comparison: Comparison, groups: Sequence[ContrastGroup]) -> Iter
         title = f"Difference from {WORDS[group.heading]}, {measure.name}, {comparison.span()}"
         table = difference_table(title, measure, [""], [("", rows)])
         added = _on_clients(comparison) if measure.name == OVER_CLIENTS else ""
+        compared = _compared(comparison, group.heading)
+        kept = [m.name for m, other in compared if m.name in rows and _personal(m, other)]
+        added += f" Personal models: {join_words(kept)}." if kept else ""
         yield replace(table, caption=f"Positive: the method is better. {table.caption}{added}")
     yield from map(partial(_elsewhere_table, comparison), cross_tested(comparison))
 
@@ -100,6 +102,11 @@ def _compared(comparison: Comparison, name: str) -> Iterator[tuple[Method, Metho
         other = next((other for other in others if method.comparable_with(other)), None)
         if other and method.reference not in ("alone", name):
             yield method, other
+
+
+def _personal(method: Method, other: Method) -> bool:
+    """Return whether the clients' personal models are compared: if both methods have them."""
+    return all(run.personal.rounds.size for run in (*method.runs, *other.runs))
 
 
 def _by_domain(
@@ -173,10 +180,11 @@ def _over_clients(
 def _on_clients(comparison: Comparison) -> str:
     """Say how many clients there are, and how much the fewest test examples say of a gain."""
     run = next(method for method in comparison.methods if method.reference == "alone").runs[0]
-    tested = np.isfinite(run.own_models.final()).sum() or len(run.clients)
-    text = f" Of {tested} clients. The smallest gain and the clients that lose (gain "
-    text += "below 0) also count chance"
-    beside = Counter() if run.own_models.rounds.size else Counter(c.domain for c in run.clients)
+    apart = run.all_clients_tested  # then each was tested on its own examples
+    tested = 0 if apart else np.isfinite(run.own_models.final()).sum()
+    text = f" Of {tested or len(run.clients)} clients. The smallest gain and the clients that lose "
+    text += "(gain below 0) also count chance"
+    beside = Counter(client.domain for client in run.clients if apart)
     sizes = [n // max(1, beside[d]) for d, n in zip(run.domains, run.sizes, strict=False)]
     if not sizes or not all(sizes):
         return f"{text}."

@@ -199,6 +199,30 @@ def test_gains_are_of_the_clients_own_examples_if_all_clients_tested(tmp_path):
     np.testing.assert_allclose(client_gains(read_run(folder), alone), expected)
 
 
+def test_captions_count_a_clients_own_examples_if_clients_and_server_tested(tmp_path):
+    alone = alone_run(tmp_path / "alone", 0, by_clients=True)
+    with (alone / "history.csv").open("a") as file:
+        file.write(f"{ROUNDS - 1},own,0/a,accuracy,0.5\n")
+    tests = {r: [0.7] * 4 for r in range(ROUNDS)}
+    rows = [dict.fromkeys(DOMAINS, 0.7)] * ROUNDS
+    make_run(tmp_path / "fedavg", rows, label="fedavg", clients=tests, test_sizes=SIZES)
+    printed = printed_tables(alone, tmp_path / "fedavg")
+    assert "Of 4 clients." in printed
+    assert "a client of a has only 25 test examples" in printed  # of 50 for two clients
+
+
+@pytest.mark.parametrize("personal", [False, True])
+def test_captions_name_methods_whose_personal_models_are_compared(tmp_path, personal):
+    for name in ("alone", "fedavg"):
+        folder = make_run(tmp_path / name, [dict.fromkeys(DOMAINS, 0.7)] * ROUNDS, label=name)
+        with (folder / "history.csv").open("a") as file:
+            for r in range(1, ROUNDS) if personal or name == "alone" else ():
+                file.writelines(f"{r},domain,{d},personal_accuracy,0.8\n" for d in DOMAINS)
+                file.writelines(f"{r},client,{k},personal_accuracy,0.8\n" for k in range(2))
+    text = printed_tables(tmp_path / "alone", tmp_path / "fedavg")
+    assert text.count("Personal models: fedavg.") == 2 * personal
+
+
 def test_elsewhere_averages_the_clients_of_a_domain(tmp_path):
     run = read_run(alone_run(tmp_path / "alone", 2))
     np.testing.assert_allclose(elsewhere(run), OWN[2, -1].reshape(2, 2, 2).mean(1))
