@@ -10,7 +10,9 @@ from run_folders import make_run, printed_tables, tables_of
 from scipy import stats
 
 from fairflower.report import analyze, read_run, read_summary, write_summary
+from fairflower.report.figures.canvas import METHOD_COLORS, line_styles
 from fairflower.report.figures.comparison import sketches_of_own_models
+from fairflower.report.figures.diagnostics import sketches
 from fairflower.report.frames import differences_frame
 from fairflower.report.gains import QUESTION, client_gains, elsewhere
 from fairflower.report.pages import write_report
@@ -169,6 +171,21 @@ def test_references_are_neither_judged_nor_bold_nor_in_the_families_of_others(an
         tones = {row.name: {cell.tone for cell in row.cells} for row in group.rows}
         assert tones["alone"] == tones["pooled"] == {""}
         assert tones["uniform"] | tones["fedavg"] == {"", "best"}
+
+
+def test_figures_draw_weights_of_methods_but_not_of_references(tmp_path):
+    weighed = [{"round": r, "client_ids": [0, 1], "weights": [0.5, 0.5]} for r in (1, 2)]
+    rows = [dict.fromkeys(DOMAINS, 0.7)] * 3
+    folders = [
+        make_run(tmp_path / name, rows, label=name, diagnostics=weighed)
+        for name in ("alone", "fedavg", "pooled")
+    ]
+    comparison = analyze([*map(read_run, folders)]).chapters[0].comparison
+    (draft,) = sketches(comparison, line_styles(["fedavg"], METHOD_COLORS))
+    assert [axes.get_title() for axes in draft.figure.axes] == [
+        "fedavg: weights of each client",
+        "fedavg: sum per domain",
+    ]
 
 
 def test_a_table_shows_where_models_trained_alone_serve(folders):
