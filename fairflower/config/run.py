@@ -65,6 +65,9 @@ from fairflower.registry.user_metrics import load_metrics
 #: Tables in which the methods of a comparison may differ; their value `default` means missing.
 COMPARED_TABLES = (*METHOD_TABLES, "bound.", "server.")
 
+#: Settings that protect clients' updates. References send none, so they train without these.
+PROTECTION = ("secure-aggregation", "privacy.")
+
 
 @dataclass(frozen=True)
 class RunConfig:

@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from fairflower.config.run import PROTECTION
 from fairflower.config.text import join_words
 from fairflower.numerics import Vector
 from fairflower.numerics.metrics import MIN
@@ -96,10 +97,11 @@ def _measure(group: ContrastGroup) -> Measure:
 
 
 def _compared(comparison: Comparison, name: str) -> Iterator[tuple[Method, Method]]:
-    """Yield each method with the comparable reference, whatever its local training."""
+    """Yield each method with the comparable reference, whatever its training and protection."""
     others = [method for method in comparison.methods if method.reference == name]
     for method in comparison.methods:
-        other = next((other for other in others if method.comparable_with(other)), None)
+        alike = (other for other in others if method.comparable_with(other, PROTECTION))
+        other = next(alike, None)
         if other and method.reference not in ("alone", name):
             yield method, other
 

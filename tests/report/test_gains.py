@@ -240,6 +240,20 @@ def test_captions_name_methods_whose_personal_models_are_compared(tmp_path, pers
     assert text.count("Personal models: fedavg.") == 2 * personal
 
 
+def test_methods_with_masks_are_compared_with_references_without(tmp_path):
+    rows = [dict.fromkeys(DOMAINS, 0.7)] * ROUNDS
+    masked = {"fedavg": "", "alone": ""} | {"uniform": "[privacy]\nnoise-multiplier = 1.0\n"}
+    folders = [
+        make_run(tmp_path / name, rows, label=name, config=config, test_sizes=SIZES)
+        for name, config in masked.items()
+    ]
+    table = tables_of(*folders).table("Difference from training alone, by domain")
+    assert [name.split()[0] for name in table] == ["fedavg", "uniform"]
+    text = printed_tables(*folders)
+    assert "Only methods with the same settings are compared, and references." in text
+    assert text.count("no FedAvg run with the same settings") == 1  # not uniform with fedavg
+
+
 def test_elsewhere_averages_the_clients_of_a_domain(tmp_path):
     run = read_run(alone_run(tmp_path / "alone", 2))
     np.testing.assert_allclose(elsewhere(run), OWN[2, -1].reshape(2, 2, 2).mean(1))
