@@ -174,15 +174,17 @@ class ModelSpec(Spec):
             return False
         return found is not None and found.kind is not found.KEYWORD_ONLY
 
-    def check_fit(self, kind: str, task: Any = None) -> None:
+    def check_fit(self, kind: str, task: Any = None, trained: bool = False) -> None:
         """Raise ``ConfigError`` if the model does not fit the kind of examples, or the task.
 
         ``task`` is a `fairflower.tasks.Task`, or None if it is not known yet. A user's network is
-        tried instead (`fairflower.models.build`).
+        tried instead (`fairflower.models.build`). A ``trained`` model is only tested.
         """
         kinds = getattr(self.factory, "kinds", ("images",))
         default = task.models.get(kind, MODEL_OF[kind]) if task else MODEL_OF[kind]
         remedy = f"Set it to {default} (--model {default})"
+        if trained:
+            remedy = "Choose data that fit evaluate.model, and the network that it was trained as"
         if kind not in kinds:
             hint = (
                 "" if self.known else f", or set {self.name}.kinds = ({kind!r},) if that is wrong"

@@ -66,6 +66,9 @@ from fairflower.registry.user_metrics import load_metrics
 #: Tables in which the methods of a comparison may differ; their value `default` means missing.
 COMPARED_TABLES = (*METHOD_TABLES, "bound.", "server.")
 
+#: Settings that protect clients' updates. References send none, so they train without these.
+PROTECTION = ("secure-aggregation", "privacy.")
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -214,12 +217,11 @@ class RunConfig:
 
     @property
     def best(self) -> str:
-        """Criterion for the best round, whose model is kept; empty if none is kept."""
+        """Criterion for the best round, whose common model is kept; empty for no best round."""
         best = self.checkpoint.best
         if best == "auto":
             best = "average" if self.stop.patience and self.data.validated else "none"
-        # The reference alone has no common model.
-        return "" if best == "none" or self.reference == "alone" else best
+        return "" if best == "none" else best
 
     @classmethod
     def from_flat(cls, flat: Mapping[str, Any]) -> RunConfig:
@@ -396,7 +398,7 @@ def _check(config: RunConfig) -> None:
     data = DataSpec.read(config.data.name)
     spec = data.task(config.data.task)
     kind, task = data.kind, spec.make() if spec else None
-    ModelSpec.read(config.model.name).check_fit(kind, task)
+    ModelSpec.read(config.model.name).check_fit(kind, task, trained=bool(config.evaluate.model))
     for conflict, message in _conflicts(config, kind):
         if conflict:
             raise ConfigError(message)

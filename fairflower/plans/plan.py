@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairflower.config import ClientConfig, DataConfig, RunConfig, StrategyConfig
 from fairflower.config.methods import Choice, DataSpec, MethodSpec
-from fairflower.config.run import COMPARED_TABLES, check_tuned, data_key, method_key
+from fairflower.config.run import COMPARED_TABLES, PROTECTION, check_tuned, data_key, method_key
 from fairflower.config.text import argument_to_key, counted, is_argument, key_to_argument, names_in
 from fairflower.errors import USER_ERRORS, ConfigError, quoted
 from fairflower.participation.availability import check_same_trace
@@ -237,8 +237,8 @@ class Plan:
         ``flat`` names are used. If ``federations``, each seed also defines a federation, by setting
         ``data.seed``; otherwise all runs share that of ``data.seed``. Each of the domains
         ``held_out`` is held out in turn: all runs are repeated for each. Each of the ``references``
-        (`references_named`) is one more method, with plain local training and without bounds.
-        Raises ``ConfigError`` if a method is given twice.
+        (`references_named`) is one more method, with plain local training, without bounds, masks or
+        noise. Raises ``ConfigError`` if a method is given twice.
         """
         names = references_named(references)
         if not strategies:
@@ -255,7 +255,8 @@ class Plan:
             if federations:
                 drawn["data.seed"] = seed
             configs = grid_configs({**flat, **drawn}, strategies, shared, clients)
-            plain = {k: v for k, v in flat.items() if not k.startswith(COMPARED_TABLES)}
+            apart = *COMPARED_TABLES, *PROTECTION
+            plain = {k: v for k, v in flat.items() if not k.startswith(apart)}
             rows = ({**plain, **drawn, StrategyConfig.KEY: name} for name in names)
             configs += map(RunConfig.from_flat, rows)
             labels = [config.label for config in configs]

@@ -39,9 +39,10 @@ def search_space(config: RunConfig, training: bool = False) -> dict[str, Argumen
     """Return the arguments to tune of a config's strategy and client, by run config key.
 
     These are all arguments that have a numeric default and a search range and that the config does
-    not set, and a server optimizer's momentum and learning rate, from a tenth to ten times the
-    config's value. With ``training``, they include the clients' learning rate, from a fifth to five
-    times the config's value, and the number of local epochs, from 1 to twice the config's value.
+    not set, and, except for references, a server optimizer's momentum and learning rate, from a
+    tenth to ten times the config's value. With ``training``, they include the clients' learning
+    rate, from a fifth to five times the config's value, and the number of local epochs, from 1 to
+    twice the config's value.
     """
     arguments = {
         f"{choice.TABLE}.{argument_to_key(name)}": spec
@@ -49,7 +50,7 @@ def search_space(config: RunConfig, training: bool = False) -> dict[str, Argumen
         for name, spec in choice.factory.argument_specs().items()
         if spec.search and isinstance(spec.default, (int, float)) and name not in choice.args
     }
-    if (server := config.server).optimizer != "none":
+    if (server := config.server).optimizer != "none" and not config.reference:
         lr = server.lr or SERVER_LR[server.optimizer]
         arguments["server.lr"] = ArgumentSpec(lr, search=Search(lr / 10, 10 * lr, log=True))
         if server.optimizer not in ("sgd", "adagrad"):

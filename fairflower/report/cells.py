@@ -57,7 +57,10 @@ def difference_cell(score: Score, difference: Difference, sign: int) -> Cell:
     cell = judged_cell(difference, sign, digits, signed=not counted)
     if math.isnan(difference.low):
         return cell
-    parts = [format_interval(difference.low, difference.high, score.largest, digits)]
+    low, high = difference.low, difference.high
+    if counted and high - low <= score.high:  # twice the number of clients
+        low, high = max(low, 0.0), min(high, score.high / 2)
+    parts = [format_interval(low, high, score.largest, digits)]
     if least := difference.detectable:
         parts.append(within_range(least, format_number(least, digits), score.largest))
     return replace(cell, spread="; ".join(dict.fromkeys(parts)))

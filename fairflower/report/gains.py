@@ -13,12 +13,15 @@ from functools import partial
 
 import numpy as np
 
+from fairflower.config.run import PROTECTION
 from fairflower.config.text import join_words
 from fairflower.numerics import Vector
 from fairflower.numerics.metrics import MIN
 from fairflower.numerics.scores import ACCURACY
 from fairflower.report.cells import Group, Row, Table, capitalized, judged_cell
 from fairflower.report.contrasts import (
+    UNDECIDED,
+    Contrast,
     ContrastGroup,
     Measure,
     Metric,
@@ -48,13 +51,8 @@ def gains(comparison: Comparison) -> list[ContrastGroup]:
     groups = []
     for name, paired in (("alone", _by_domain), ("alone", _over_clients), ("pooled", _by_domain)):
         families: dict[str, dict[str, Pairs]] = {}
-        others = [method for method in comparison.methods if method.reference == name]
-        for method in comparison.methods:
-            other = next((other for other in others if method.comparable_with(other)), None)
-            if other is None or method.reference in ("alone", name):
-                continue
-            personal = all(run.personal.rounds.size for run in (*method.runs, *other.runs))
-            if pairs := paired(comparison, method, other, personal):
+        for method, other in _compared(comparison, name):
+            if pairs := paired(comparison, method, other, _personal(method, other)):
                 families.setdefault(other.name, {})[method.name] = pairs
         groups += [ContrastGroup(name, o, judge_family(found)) for o, found in families.items()]
     return groups
@@ -68,14 +66,17 @@ def gain_tables(comparison: Comparison, groups: Sequence[ContrastGroup]) -> Iter
         title = f"Difference from {WORDS[group.heading]}, {measure.name}, {comparison.span()}"
         table = difference_table(title, measure, [""], [("", rows)])
         added = _on_clients(comparison) if measure.name == OVER_CLIENTS else ""
+        compared = _compared(comparison, group.heading)
+        kept = [m.name for m, other in compared if m.name in rows and _personal(m, other)]
+        added += f" Personal models: {join_words(kept)}." if kept else ""
         yield replace(table, caption=f"Positive: the method is better. {table.caption}{added}")
     yield from map(partial(_elsewhere_table, comparison), cross_tested(comparison))
 
 
 def gain_verdicts(groups: Sequence[ContrastGroup]) -> dict[str, Sequence[Verdict]]:
-    """Return a sentence on each method: which domains are better off, and which are worse."""
+    """Return a sentence on each method: which domains are better off, worse, or neither."""
     found = [
-        verdict_on(name, {WORDS["alone"]: contrast})
+        verdict_on(name, {WORDS["alone"]: contrast}, added=_neither(contrast))
         for group in groups
         if (group.heading, _measure(group).name) == ("alone", BY_DOMAIN)
         for name, contrast in group.contrasts.items()
@@ -83,8 +84,31 @@ def gain_verdicts(groups: Sequence[ContrastGroup]) -> dict[str, Sequence[Verdict
     return {QUESTION: with_few_summed_up(found)} if found else {}
 
 
+def _neither(contrast: Contrast) -> str:
+    """Name the domains that are neither better nor worse off, if others are."""
+    found = [(one.verdict, one.metric.name) for one in contrast.by_metric]
+    named = ((word, [n for v, n in found if v == word]) for word in ("equivalent", UNDECIDED))
+    some = any(word in ("better", "worse") for word, _ in found)
+    return "".join(f", {word} ({', '.join(names)})" for word, names in named if names and some)
+
+
 def _measure(group: ContrastGroup) -> Measure:
     return next(iter(group.contrasts.values())).measure
+
+
+def _compared(comparison: Comparison, name: str) -> Iterator[tuple[Method, Method]]:
+    """Yield each method with the comparable reference, whatever its training and protection."""
+    others = [method for method in comparison.methods if method.reference == name]
+    for method in comparison.methods:
+        alike = (other for other in others if method.comparable_with(other, PROTECTION))
+        other = next(alike, None)
+        if other and method.reference not in ("alone", name):
+            yield method, other
+
+
+def _personal(method: Method, other: Method) -> bool:
+    """Return whether the clients' personal models are compared: if both methods have them."""
+    return all(run.personal.rounds.size for run in (*method.runs, *other.runs))
 
 
 def _by_domain(
@@ -158,9 +182,11 @@ def _over_clients(
 def _on_clients(comparison: Comparison) -> str:
     """Say how many clients there are, and how much the fewest test examples say of a gain."""
     run = next(method for method in comparison.methods if method.reference == "alone").runs[0]
-    text = f" Of {len(run.clients)} clients. The smallest gain and the clients that lose (gain "
-    text += "below 0) also count chance"
-    beside = Counter() if run.own_models.rounds.size else Counter(c.domain for c in run.clients)
+    apart = run.all_clients_tested  # then each was tested on its own examples
+    tested = 0 if apart else np.isfinite(run.own_models.final()).sum()
+    text = f" Of {tested or len(run.clients)} clients. The smallest gain and the clients that lose "
+    text += "(gain below 0) also count chance"
+    beside = Counter(client.domain for client in run.clients if apart)
     sizes = [n // max(1, beside[d]) for d, n in zip(run.domains, run.sizes, strict=False)]
     if not sizes or not all(sizes):
         return f"{text}."

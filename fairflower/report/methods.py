@@ -174,14 +174,16 @@ class Method:
         """A key that is equal for all comparable methods."""
         return self.setting, self.runs[0].reach
 
-    def comparable_with(self, other: Method) -> bool:
+    def comparable_with(self, other: Method, apart: Sequence[str] = ()) -> bool:
         """Return whether two methods are comparable, or equal in the values of tuned settings.
 
         The latter are, for example, a method that was not tuned and a baseline for which tuning
-        chose the defaults.
+        chose the defaults. Settings in the tables ``apart`` may differ.
         """
+        here, there = self.settings(*apart), other.settings(*apart)
         return self.runs[0].reach == other.runs[0].reach and (
-            self.setting == other.setting or self.shared == other.shared
+            self.setting - here == other.setting - there
+            or self.shared - here == other.shared - there
         )
 
     def over_seeds(self, value_of: Callable[[Run], float]) -> MeanStd:

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from fairflower.config.run import PROTECTION
 from fairflower.config.text import grouped, join_words
 from fairflower.data.federation import by_field
 from fairflower.numerics.metrics import MIN, STD
@@ -119,9 +120,10 @@ def notes(comparison: Comparison) -> Iterator[str]:
     """Yield facts that readers should know before they compare rows of the tables."""
     methods = comparison.methods
     for key, values in comparison.differing.items():
+        unmasked = key.startswith(PROTECTION) and any(m.reference for m in methods)
         yield (
             f"The runs differ in {key}: {_values(values)}. "
-            "Only methods with the same settings are compared."
+            f"Only methods with the same settings are compared{', and references' * unmasked}."
         )
     tuned = [
         f"{key} {_values({m.name: dict(m.identity)[key] for m in methods if key in m.tuned})}"

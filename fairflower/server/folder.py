@@ -167,7 +167,7 @@ class RunFolder:
         if saved:
             folder.write_model(saved.model)
         if saved and saved.best_round:
-            folder.write_best(saved.best_round, saved.best or saved.model, config.best)
+            folder.write_best(saved.best_round, saved.best or saved.model, config)
         return folder
 
     @property
@@ -264,14 +264,19 @@ class RunFolder:
         """Replace the file of the global model atomically."""
         _replace(self.path / contents.MODEL, save(_dense(arrays)))
 
-    def write_best(self, server_round: int, arrays: Mapping[str, NDArray[Any]], by: str) -> None:
+    def write_best(
+        self, server_round: int, arrays: Mapping[str, NDArray[Any]], config: RunConfig
+    ) -> None:
         """Replace the file of the best round's model atomically, and note the round.
 
-        A run may be killed in between, so the file's metadata have the round, too.
+        Of clients that train alone, which have no common model, only the round is noted. A run may
+        be killed in between, so the file's metadata have the round, too.
         """
-        self.best_round, self.best = server_round, dict(arrays)
-        _replace(self.path / contents.BEST, save(_dense(arrays), {"round": str(server_round)}))
-        self.note("best", {"round": server_round, "by": by})
+        alone = config.reference == "alone"
+        self.best_round, self.best = server_round, {} if alone else dict(arrays)
+        if not alone:
+            _replace(self.path / contents.BEST, save(_dense(arrays), {"round": str(server_round)}))
+        self.note("best", {"round": server_round, "by": config.best})
 
     def finish(self, status: str, error: str | None = None) -> None:
         """Write the final status (completed, stopped or failed), and unlock the folder."""

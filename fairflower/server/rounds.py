@@ -40,7 +40,6 @@ from fairflower.server.history import (
     HELD_OUT,
     LEVELS,
     Metrics,
-    domain_means,
     domain_scores,
     early_stop_reason,
     test_keys,
@@ -159,7 +158,7 @@ class RoundLoop:
         folder, by, merit = self.folder, self.config.best, self.folder.metrics.merit
         # Of equal rounds the first is the best.
         if by and merit(server_round, by) > merit(folder.best_round, by):
-            folder.write_best(server_round, arrays_of(arrays), by)
+            folder.write_best(server_round, arrays_of(arrays), self.config)
         return {"best_round": folder.best_round} if folder.best_round else {}
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
@@ -312,9 +311,8 @@ class RoundLoop:
         for client, answer in sorted(answers.items()):
             values = {name: float(answer[key]) for name, key in keys.items() if key in answer}  # type: ignore[arg-type]
             folder.append_metrics(server_round, LEVELS[split][1], str(client), values)
-        # Means of the scores of several models, or the scores of one model on all examples.
-        combined = domain_means if self.config.reference == "alone" else domain_scores
-        return combined(answers, keys, federation), counts_in(answers)
+        # Also of clients that train alone: means of RMSEs are below the RMSE of all examples.
+        return domain_scores(answers, keys, federation), counts_in(answers)
 
     def _exchange(self, messages: Iterable[Message]) -> list[Message]:
         """Send a round's messages with the clients' ids, and return the replies."""

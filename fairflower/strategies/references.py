@@ -14,7 +14,8 @@ class Alone(Uniform):
     All clients start from the same initial model. A client trains in the rounds in which another
     strategy would ask it, with the same batches, optimizer and learning rates, but goes on from its
     own model. It returns the model that it received, so no trained model leaves it. Clients'
-    own models are tested, and not the global model, which stays the initial one.
+    own models are tested, and not the global model, which stays the initial one. The best round
+    (``checkpoint.best``) is one for all clients, without a model.
 
     Clients have to be those of `fairflower.clients.make_client_app`; others know no own model.
 
@@ -74,6 +75,7 @@ class FirstClient(Participation):
 def reference_options(name: str) -> Options:
     """Return the options of a reference that override its run's, which are for updates."""
     options: Options = {"clip_update_norm": None, "clip_update_median": None, "observers": ()}
+    options["exchanges"] = ()  # a server optimizer, since clients with exchanges are refused
     if name == "pooled":
         options |= {"fraction_train": 1e-9, "min_clients": None, "max_client_weight": 1.0}
         options |= {"participation": FirstClient(), "availability": None}

@@ -211,6 +211,16 @@ def test_references_train_plainly_once_whatever_the_clients_and_bounds_are() -> 
     assert power.comparisons_of(plan) == 1  # fedheal against uniform, for each client
 
 
+@pytest.mark.parametrize(
+    "protection", [{"secure-aggregation": True}, {"privacy.noise-multiplier": 1.0}]
+)
+def test_references_have_neither_masks_nor_noise(protection: dict[str, Any]) -> None:
+    strategies = [StrategyConfig("uniform")]
+    plan = Plan.grid(protection, strategies, [0], references=["alone", "pooled"])
+    protected = {c.label: c.secure_aggregation or c.privacy.on for c in plan.runs}
+    assert protected == {"uniform": True, "alone": False, "pooled": False}
+
+
 @pytest.mark.parametrize("given", [["alone", "alone"], "nobody", [], "alone:mu=1"])
 def test_unknown_references_are_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"^references .*expected alone or pooled, or both"):

@@ -168,6 +168,8 @@ def test_the_server_optimizers_rate_and_momentum_are_tuned() -> None:
     space = search_space(RunConfig.from_flat(plain))
     assert space["server.lr"] == ArgumentSpec(2.0, search=Search(0.2, 20, log=True))
     assert "server.momentum" not in space
+    for name in ("alone", "pooled"):  # which take no such step
+        assert not search_space(RunConfig.from_flat({**plain, "strategy.name": name}))
 
 
 # --- choices -------------------------------------------------------------------------------------

@@ -10,7 +10,9 @@ from run_folders import make_run, printed_tables, tables_of
 from scipy import stats
 
 from fairflower.report import analyze, read_run, read_summary, write_summary
+from fairflower.report.figures.canvas import METHOD_COLORS, line_styles
 from fairflower.report.figures.comparison import sketches_of_own_models
+from fairflower.report.figures.diagnostics import sketches
 from fairflower.report.frames import differences_frame
 from fairflower.report.gains import QUESTION, client_gains, elsewhere
 from fairflower.report.methods import group_runs
@@ -125,10 +127,33 @@ def test_two_runs_are_too_few_for_intervals_of_clients(tmp_path):
     assert row["average gain"].endswith("too few pairs")
 
 
-def test_verdicts_say_who_is_better_off_than_alone(analysis):
+def test_no_interval_has_more_clients_that_lose_than_there_are(tmp_path):
+    folders = [alone_run(tmp_path / f"alone-{seed}", seed) for seed in range(5)]
+    for seed, b in enumerate((0.1, 0.1, 0.1, 0.1, 0.9)):
+        rows = [{"a": 0.1, "b": b}] * ROUNDS
+        folders.append(make_run(tmp_path / f"fedavg-{seed}", rows, label="fedavg", seed=seed))
+    table = tables_of(*folders).table("Difference from training alone, over clients")
+    assert "3.6 [2.0, 4.0]" in table["fedavg 5 seeds of federation 0"]["clients that lose"]
+
+
+def test_the_clients_of_gains_are_those_whose_model_was_tested(tmp_path):
+    folders = [alone_run(tmp_path / "alone", 0)]
+    lines = folders[0].joinpath("history.csv").read_text().splitlines(keepends=True)
+    folders[0].joinpath("history.csv").write_text("".join(r for r in lines if ",own,3/" not in r))
+    folders.append(make_run(tmp_path / "fedavg", [dict.fromkeys(DOMAINS, 0.5)] * ROUNDS))
+    assert "Of 3 clients." in printed_tables(*folders)
+
+
+def test_verdicts_say_who_is_better_off_than_alone(analysis, folders, tmp_path):
     fedavg, uniform, _ = map(str, analysis.chapters[0].verdicts[QUESTION])
     assert fedavg.endswith("mixed (a better; b worse) compared with training alone.")
     assert uniform.endswith("better off (a, b) than training alone.")
+    some = [folder for folder in folders if folder.name.startswith("alone")]
+    for seed, b in enumerate(np.linspace(0.2, 0.9, SEEDS).tolist()):
+        rows = [{"a": 0.9, "b": b}] * ROUNDS
+        some.append(make_run(tmp_path / f"noisy-{seed}", rows, label="fedavg", seed=seed))
+    (noisy,) = map(str, analyze([*map(read_run, some)]).chapters[0].verdicts[QUESTION])
+    assert noisy.endswith("better off (a) than training alone, undecided (b).")
     frame = differences_frame(analysis).query("against == 'alone' and measure == 'by domain'")
     verdicts = {name: rows["verdict"].tolist() for name, rows in frame.groupby("method")}
     assert verdicts["fedavg"] == ["better", "worse"]
@@ -147,6 +172,21 @@ def test_references_are_neither_judged_nor_bold_nor_in_the_families_of_others(an
         tones = {row.name: {cell.tone for cell in row.cells} for row in group.rows}
         assert tones["alone"] == tones["pooled"] == {""}
         assert tones["uniform"] | tones["fedavg"] == {"", "best"}
+
+
+def test_figures_draw_weights_of_methods_but_not_of_references(tmp_path):
+    weighed = [{"round": r, "client_ids": [0, 1], "weights": [0.5, 0.5]} for r in (1, 2)]
+    rows = [dict.fromkeys(DOMAINS, 0.7)] * 3
+    folders = [
+        make_run(tmp_path / name, rows, label=name, diagnostics=weighed)
+        for name in ("alone", "fedavg", "pooled")
+    ]
+    comparison = analyze([*map(read_run, folders)]).chapters[0].comparison
+    (draft,) = sketches(comparison, line_styles(["fedavg"], METHOD_COLORS))
+    assert [axes.get_title() for axes in draft.figure.axes] == [
+        "fedavg: weights of each client",
+        "fedavg: sum per domain",
+    ]
 
 
 def test_a_table_shows_where_models_trained_alone_serve(folders):
@@ -175,6 +215,44 @@ def test_gains_are_of_the_clients_own_examples_if_all_clients_tested(tmp_path):
     own = OWN[0, -WINDOW:].mean(0)
     expected = [100 * (0.7 + 0.01 * k - own[k, k // 2]) for k in range(4)]
     np.testing.assert_allclose(client_gains(read_run(folder), alone), expected)
+
+
+def test_captions_count_a_clients_own_examples_if_clients_and_server_tested(tmp_path):
+    alone = alone_run(tmp_path / "alone", 0, by_clients=True)
+    with (alone / "history.csv").open("a") as file:
+        file.write(f"{ROUNDS - 1},own,0/a,accuracy,0.5\n")
+    tests = {r: [0.7] * 4 for r in range(ROUNDS)}
+    rows = [dict.fromkeys(DOMAINS, 0.7)] * ROUNDS
+    make_run(tmp_path / "fedavg", rows, label="fedavg", clients=tests, test_sizes=SIZES)
+    printed = printed_tables(alone, tmp_path / "fedavg")
+    assert "Of 4 clients." in printed
+    assert "a client of a has only 25 test examples" in printed  # of 50 for two clients
+
+
+@pytest.mark.parametrize("personal", [False, True])
+def test_captions_name_methods_whose_personal_models_are_compared(tmp_path, personal):
+    for name in ("alone", "fedavg"):
+        folder = make_run(tmp_path / name, [dict.fromkeys(DOMAINS, 0.7)] * ROUNDS, label=name)
+        with (folder / "history.csv").open("a") as file:
+            for r in range(1, ROUNDS) if personal or name == "alone" else ():
+                file.writelines(f"{r},domain,{d},personal_accuracy,0.8\n" for d in DOMAINS)
+                file.writelines(f"{r},client,{k},personal_accuracy,0.8\n" for k in range(2))
+    text = printed_tables(tmp_path / "alone", tmp_path / "fedavg")
+    assert text.count("Personal models: fedavg.") == 2 * personal
+
+
+def test_methods_with_masks_are_compared_with_references_without(tmp_path):
+    rows = [dict.fromkeys(DOMAINS, 0.7)] * ROUNDS
+    masked = {"fedavg": "", "alone": ""} | {"uniform": "[privacy]\nnoise-multiplier = 1.0\n"}
+    folders = [
+        make_run(tmp_path / name, rows, label=name, config=config, test_sizes=SIZES)
+        for name, config in masked.items()
+    ]
+    table = tables_of(*folders).table("Difference from training alone, by domain")
+    assert [name.split()[0] for name in table] == ["fedavg", "uniform"]
+    text = printed_tables(*folders)
+    assert "Only methods with the same settings are compared, and references." in text
+    assert text.count("no FedAvg run with the same settings") == 1  # not uniform with fedavg
 
 
 def test_elsewhere_averages_the_clients_of_a_domain(tmp_path):

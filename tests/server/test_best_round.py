@@ -218,6 +218,21 @@ def test_tables_of_the_best_round_have_its_test_scores(whole, tmp_path):
     assert ff.read(tmp_path / "x.csv").best.table.equals(run.best.table)
 
 
+def test_clients_that_train_alone_have_a_best_round_without_a_model(whole, tmp_path):
+    settings = config(tmp_path, **KEPT, **{"strategy.name": "alone"})
+    path = stopped(settings, 3)
+    resume(path)
+    best = brute_force(in_history(path), "average", 1)
+    assert read_facts(path)["best"] == {"round": best, "by": "average"}
+    assert not (path / BEST).exists()
+    both = ff.read(whole, path).best
+    assert [run.run.chosen for run in both] == [read_facts(whole)["best"]["round"], best]
+    gains = both.differences.query("against == 'alone' and measure == 'by domain'")
+    own, merged = both[1].accuracy, both[0].accuracy
+    assert gains["mean"].tolist() == pytest.approx([100 * (merged[d] - own[d]) for d in own])
+    assert "has no common model" in invoke("export", str(path), "--best").output
+
+
 def test_the_report_command_shows_the_best_rounds(whole, tmp_path):
     output = call("report", str(whole), "--round", "best", "--out", str(tmp_path / "page"))
     assert "best round on validation examples (round" in output

@@ -135,6 +135,16 @@ def test_pooled_trains_one_model_as_a_plain_loop_on_all_examples(tmp_path):
         np.testing.assert_allclose(merged[name], tensor.numpy(), rtol=0, atol=1e-7)
 
 
+def test_a_server_optimizer_is_no_part_of_pooled_training(tmp_path):
+    own = HEART | {"strategy.name": "pooled", "num-server-rounds": 1}
+    plain, stepped = (
+        run(config(tmp_path, **own, **more))
+        for more in ({}, {"server.optimizer": "adam", "server.lr": 0.5})
+    )
+    plain, stepped = ((f / "model.safetensors").read_bytes() for f in (plain, stepped))
+    assert plain == stepped
+
+
 def test_with_a_single_client_both_references_are_a_federation_of_this_client(tmp_path):
     only = HEART | {"data.domains": "hungary"}
     folders = {
@@ -197,15 +207,28 @@ def of_numbers(folder):
 
 
 @pytest.mark.parametrize("by", ["clients", "both"])
-def test_clients_test_their_own_models_and_domains_have_the_mean_over_clients(tmp_path, by):
+def test_clients_test_their_own_models(tmp_path, by):
+    """A domain has the score of all its examples, or the mean over models that each had all."""
     changes = of_numbers(tmp_path) | {"data.clients-per-domain": 2, "evaluate.by": by}
     folder = run(config(tmp_path, **changes, **{"strategy.name": "alone"}), nodes=4)
     read = read_run(folder)
     assert read.primary.name == "rmse"
     np.testing.assert_array_equal(read.personal_by_client.values, read.by_client.values)
-    scores = read.by_client if by == "clients" else read.own_models
-    means = scores.final().reshape(2, 2).mean(1)  # two clients a domain with as many tests
-    np.testing.assert_allclose(read.final(), means, rtol=1e-9)
+    scores = (read.by_client if by == "clients" else read.own_models).values
+    power = 2 if by == "clients" else 1  # two clients a domain with as many tests
+    means = (scores**power).reshape(len(scores), 2, 2).mean(2) ** (1 / power)
+    np.testing.assert_allclose(read.values[-len(means) :], means, rtol=1e-6)
+
+
+def test_who_predicts_the_same_alone_and_together_gains_nothing(tmp_path):
+    """Clients without training have the initial model, whose scores do not depend on who asks."""
+    changes = of_numbers(tmp_path) | {"data.clients-per-domain": 2, "evaluate.by": "clients"}
+    changes |= {"train.lr": 0.0, "num-server-rounds": 1}
+    alone, uniform = (
+        read_run(run(config(tmp_path, **changes, **{"strategy.name": name}), nodes=4))
+        for name in ("alone", "uniform")
+    )
+    np.testing.assert_allclose(alone.final(), uniform.final(), rtol=1e-9)
 
 
 def test_the_server_tests_at_most_some_clients_of_a_domain(tmp_path):

@@ -212,7 +212,7 @@ def wrong(trained, tmp_path) -> Iterator[Path]:
         ("no.onnx", {"evaluate.by": "server"}, r"\.onnx cannot be read"),
         ("no.onnx", {}, "it is a program, or .*, so clients cannot test it"),
         (MODEL, {"model.name": "resnet10"}, r"does not contain a resnet10 for uci-digits"),
-        (MODEL, {"data.name": "heart-disease"}, "this model accepts images, but the data are feat"),
+        (MODEL, {"data.name": "heart-disease"}, r"data are features\. Choose data that fit eva"),
         (
             MODEL,
             {"data.name": "lung", "model.name": "mlp"},

@@ -72,10 +72,10 @@ _SEED = "Recorded by the strategy; first seed."
 
 
 def sketches(comparison: Comparison, styles: LineStyles) -> Iterator[FigureDraft]:
-    """Yield the figures of all recorded diagnostics."""
+    """Yield the figures of all recorded diagnostics; references weigh no clients."""
     yield from _cluster_sketches(comparison, styles)
     yield from _consistency(comparison)
-    first = {method.name: method.runs[0] for method in comparison.methods}
+    first = {m.name: m.runs[0] for m in comparison.methods if not m.reference}
     drawn = _DRAWN if any(run.clusters for run in first.values()) else frozenset()
     domain_looks = canvas.line_styles([*comparison.domains, _UNKNOWN], canvas.DOMAIN_COLORS)
     for name, vectors in _by_name(1, first, drawn):
