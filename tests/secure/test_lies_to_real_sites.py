@@ -286,7 +286,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Attacked:
     return Attacked(folder, grid.refusals, audits)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_site_refuses_each_lie_and_its_audit_log_says_so(attacked: Attacked) -> None:
     for name, (_, _, reason) in FORGERIES.items():
         assert len(attacked.refusals[name]) == 3
@@ -304,7 +304,7 @@ def test_each_site_refuses_each_lie_and_its_audit_log_says_so(attacked: Attacked
         assert sum("signs no list with site" in reason for reason in reasons) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_more_leaves_a_site_than_in_honest_rounds_which_go_on(attacked: Attacked) -> None:
     facts = read_facts(attacked.run)
     assert facts["status"] == "completed"
