@@ -62,9 +62,8 @@ class DataStatistics:
 
     @property
     def sentences(self) -> list[str]:
-        """Return what is suspicious, the most important first."""
-        tables = self.tables
-        return [*(said_of(tables) if len(tables) > 1 else ()), *self.notes]
+        """What is suspicious, the most important first."""
+        return [*said_of(self.tables), *self.notes]
 
 
 def folder_statistics(config: DataConfig) -> DataStatistics:

@@ -170,9 +170,9 @@ def judged_as_family(judged: Mapping[_Key, Difference]) -> dict[_Key, Difference
 
 def _corrected(judged: Mapping[_Key, Difference]) -> dict[_Key, Difference]:
     members = {key: member for key, member in judged.items() if not math.isnan(member.p)}
-    tests = {key: (member.p, member.p_same) for key, member in members.items()}
-    larger = {key: max(p for p in pair if not math.isnan(p)) for key, pair in tests.items()}
-    p, p_same = (holm({key: pair[i] for key, pair in tests.items()}, larger) for i in (0, 1))
+    larger = {key: float(np.fmax(member.p, member.p_same)) for key, member in members.items()}
+    p = holm({key: member.p for key, member in members.items()}, larger)
+    p_same = holm({key: member.p_same for key, member in members.items()}, larger)
     level = LEVEL / max(1, len(members))
     new = dict(judged)
     for key, member in members.items():
@@ -273,14 +273,11 @@ def difference_of(
 ) -> Difference:
     """Return a difference with p-values and interval; its error has ``df`` degrees of freedom."""
     mean, std, n = estimate.mean, estimate.std, estimate.n
-    unknown = math.isnan(error) or (error == 0 and abs(mean) > _SAME)
-    if unknown:
-        return Difference(mean, std, n, low=math.nan, high=math.nan, p=math.nan, margin=margin)
-    if error == 0:
-        same = float(margin <= 0) if not math.isnan(margin) else math.nan
-        return Difference(
-            mean, std, n, low=mean, high=mean, p=1.0, error=0.0, df=df, margin=margin, p_same=same
-        )
+    if error == 0 and abs(mean) <= _SAME:
+        same = math.nan if math.isnan(margin) else float(margin <= 0)
+        return Difference(mean, std, n, mean, mean, 1.0, error, df, margin, same)
+    if error == 0:  # equal differences, which do not tell their variance
+        error = df = math.nan
     width = critical(df) * error
     # SciPy's ttest_1samp gives the same result, but takes a hundred times as long.
     p = 2 * float(stdtr(df, -abs(mean) / error))
