@@ -481,15 +481,21 @@ def nodes_of(
 ) -> tuple[DataConfig, list[NodeConfig]]:
     """Return the data config and the config of each node, with the run's smallest group.
 
-    The nodes are `nodes_with_folders` or, without ``folders``, those among which a data set is
-    divided: all have access to it, and the data config gets absolute paths. ``sites`` is the number
-    of these nodes, by default that of the clients in ``data``. Raises ``ConfigError`` if the sites
-    cannot be divided equally among the domains, or ``data.imbalance-factor`` determines their
-    number.
+    ``folders``, such as ``["svhn=/data/svhn", "usps=/data/usps"]``, have a domain and a folder per
+    site, and ``data`` describes their files. They are opened in the same way as at the sites, so
+    that errors appear before any process starts. Several sites may have the same domain or the same
+    folder. Without ``folders``, a data set is divided among nodes, all of which have access to it,
+    and the data config gets absolute paths; ``sites`` is their number, by default that of the
+    clients in ``data``.
+
+    Raises ``ConfigError`` if there are fewer than two folders, or one is not ``domain=folder`` or
+    does not exist; if the sites cannot be divided equally among the domains, or
+    ``data.imbalance-factor`` determines their number. Raises ``DataError`` if the data in a folder
+    cannot be used or do not match the data of the other sites.
     """
     nodes: list[NodeConfig]
     if folders:
-        nodes = nodes_with_folders(folders, data)
+        nodes = _with_folders(folders, data)
     else:
         data = with_absolute_dir(_divided(data, sites) if sites is not None else data)
         number = len(prepare(data).clients)
@@ -513,15 +519,7 @@ def _divided(data: DataConfig, sites: int) -> DataConfig:
     return replace(data, clients_per_domain=sites // domains)
 
 
-def nodes_with_folders(given: Sequence[str], data: DataConfig) -> list[NodeConfig]:
-    """Parse ``["svhn=/data/svhn", "usps=/data/usps"]``: a domain and a folder per site.
-
-    The folders are opened in the same way as at the sites, so that errors appear before any process
-    starts. Several sites may have the same domain or the same folder. ``data`` describes the files
-    in the folders. Raises ``ConfigError`` if a value is not ``domain=folder``, a folder does not
-    exist, or there are fewer than two sites, and ``DataError`` if the data in a folder cannot be
-    used or do not match the data of the other sites.
-    """
+def _with_folders(given: Sequence[str], data: DataConfig) -> list[NodeConfig]:
     if data.dir:
         raise ConfigError(
             f"--data-dir {data.dir}: cannot be combined with --site, which sets the folder of "
