@@ -31,7 +31,7 @@ BUDGETS = {
     "plans": 2080,
     "published": 1310,
     "registry": 840,
-    "report": 6530,
+    "report": 6540,
     "secure": 1680,
     "server": 5030,
     "statistics": 410,

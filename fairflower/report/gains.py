@@ -66,9 +66,9 @@ def gain_tables(comparison: Comparison, groups: Sequence[ContrastGroup]) -> Iter
         title = f"Difference from {WORDS[group.heading]}, {measure.name}, {comparison.span()}"
         table = difference_table(title, measure, [""], [("", rows)])
         added = _on_clients(comparison) if measure.name == OVER_CLIENTS else ""
-        compared = _compared(comparison, group.heading)
-        kept = [m.name for m, other in compared if m.name in rows and _personal(m, other)]
-        added += f" Personal models: {join_words(kept)}." if kept else ""
+        pairs = _compared(comparison, group.heading)
+        if kept := [m.name for m, other in pairs if m.name in rows and _personal(m, other)]:
+            added += f" Personal models: {join_words(kept)}."
         yield replace(table, caption=f"Positive: the method is better. {table.caption}{added}")
     yield from map(partial(_elsewhere_table, comparison), cross_tested(comparison))
 
@@ -97,13 +97,16 @@ def _measure(group: ContrastGroup) -> Measure:
 
 
 def _compared(comparison: Comparison, name: str) -> Iterator[tuple[Method, Method]]:
-    """Yield each method with the comparable reference, whatever its training and protection."""
+    """Yield each method with the comparable reference, whatever its training and protection.
+
+    Of methods whose global model lacks a part, personal models have to be tested.
+    """
     others = [method for method in comparison.methods if method.reference == name]
     for method in comparison.methods:
-        alike = (other for other in others if method.comparable_with(other, PROTECTION))
-        other = next(alike, None)
-        if other and method.reference not in ("alone", name):
-            yield method, other
+        whole = not method.runs[0].info.get("local_arrays")
+        for other in [o for o in others if method.comparable_with(o, PROTECTION)][:1]:
+            if method.reference not in ("alone", name) and (whole or _personal(method, other)):
+                yield method, other
 
 
 def _personal(method: Method, other: Method) -> bool:
@@ -236,12 +239,12 @@ def _elsewhere_table(comparison: Comparison, method: Method) -> Table:
     kept, untested = ([n for d, n in enumerate(names) if d not in of] for of in (there, columns))
     absent = f" No row: {join_words(kept)} (no model was shared)." if kept else ""
     absent += f" No column: {join_words(untested)} (no other model was tested)." if untested else ""
+    spread = f" ±: standard deviation over {comparison.replicates} (ddof 1)." * (len(values) > 1)
     return Table(
         f"Trained at, tested on: {method.name}, last round ({method.runs[0].last_round})",
         f"{capitalized(score.stated)}, of the models that clients trained alone: mean over the "
         f"clients of the domain in the row, on all {comparison.examples} examples of the domain in "
-        "the column. Bold: trained at this domain. ±: standard deviation over "
-        f"{comparison.replicates} (ddof 1).{absent}",
+        f"the column. Bold: trained at this domain.{spread}{absent}",
         [names[d] for d in columns],
         [Group("", rows)],
         heading="trained at",

@@ -48,7 +48,7 @@ _DIGITS = 8
 _FACTS = (
     *("label", "started", "rounds", "num_parameters", "model_bytes", "classes", "domains"),
     *("test_sizes", "validation_sizes", "held_out", "digest", "division", "redraw", "metrics"),
-    *("groups", "privacy", "task", "scores", "labels", "best"),
+    *("groups", "privacy", "task", "scores", "labels", "best", "local_arrays", "local_part"),
 )
 
 #: Settings that a summary leaves out; reports need ``tuned``.

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Unpack
 import numpy as np
 
 from fairflower.aggregation.cohort import Floats
-from fairflower.errors import RoundFailed
+from fairflower.errors import RoundFailed, logger
 from fairflower.strategies.base import Arrays, Cohort, FairStrategy, Options, Range, Vector
 from fairflower.strategies.median import merge_sorted
 
@@ -69,7 +69,10 @@ class Krum(FairStrategy):
         gram = cohort.gram()
         squares = gram.diagonal()[:, None] + gram.diagonal() - 2 * gram
         np.fill_diagonal(squares, 0)
-        near = max(1, len(cohort) - self.liars(cohort) - 2)
+        near = max(1, len(cohort) - (f := self.liars(cohort)) - 2)
+        if self.f is None and not f and cohort.server_round == 1:
+            text = "%s: among %d clients in a round none may lie (f = 0); f = 1 needs %d."
+            logger.warning(text, type(self).__name__, len(cohort), self.PER_LIAR + 3)
         scores = np.sort(np.maximum(squares, 0), axis=1)[:, 1 : near + 1].sum(axis=1)
         self.diagnostics["scores"] = scores
         return [int(k) for k in np.argsort(scores, kind="stable")[:count]]

@@ -241,6 +241,23 @@ def test_captions_name_methods_whose_personal_models_are_compared(tmp_path, pers
     assert text.count("Personal models: fedavg.") == 2 * personal
 
 
+@pytest.mark.parametrize("personal", [False, True])
+def test_a_global_model_that_lacks_a_part_gains_or_loses_nothing(tmp_path, personal):
+    """FedBN's has initial normalization at the server; with tests by clients, theirs count."""
+    rows = [dict.fromkeys(DOMAINS, 0.7)] * ROUNDS
+    tests = {"personal": rows[1:]} if personal else {}
+    make_run(tmp_path / "alone", rows, label="alone", **tests)
+    kept = {"local_arrays": ["bn.weight"], "strategy": "fedavg"}
+    make_run(tmp_path / "fedbn", rows, label="fedbn+fedavg", **kept, **tests)
+    make_run(tmp_path / "fedavg", rows, label="fedavg")
+    analysis = analyze([read_run(folder) for folder in sorted(tmp_path.iterdir())])
+    compared = analysis.chapters[0].gains[0].contrasts.keys()
+    assert compared == ({"fedbn+fedavg", "fedavg"} if personal else {"fedavg"})
+    write_summary(analysis.runs, tmp_path / "x.csv")
+    again = analyze(read_summary(tmp_path / "x.csv")).chapters[0]
+    assert again.gains[0].contrasts.keys() == compared
+
+
 def test_methods_with_masks_are_compared_with_references_without(tmp_path):
     rows = [dict.fromkeys(DOMAINS, 0.7)] * ROUNDS
     masked = {"fedavg": "", "alone": ""} | {"uniform": "[privacy]\nnoise-multiplier = 1.0\n"}
@@ -272,6 +289,7 @@ def test_sites_that_do_not_agree_have_no_row_or_no_column(tmp_path):
     assert table == {"a": {"method": "a", "b": "75.00"}}
     text = tables_of(folder).text
     assert "No row: b and c (no model was shared)." in text
+    assert "standard deviation over" not in text  # of a single run
     assert "No column: a and c (no other model was tested)." in text
     with np.errstate(all="raise"):
         (drawn,) = sketches_of_own_models(analyze([read_run(folder)]).chapters[0].comparison)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise, permutations
 from typing import Any
 
@@ -185,6 +186,21 @@ def test_too_few_clients_fail_the_round_with_the_bound(rule, fewest):
     rule.merge(make_cohort(rows))
     with pytest.raises(RoundFailed, match=rf"{fewest - 1} replies .* needs {fewest} \(. f \+ 3"):
         rule.merge(make_cohort(rows[1:]))
+
+
+@pytest.mark.parametrize(("kind", "fewest"), [(Krum, 5), (MultiKrum, 5), (Bulyan, 7)])
+def test_a_default_that_resists_no_liar_is_warned_of_once(kind, fewest, caplog):
+    rows = np.random.default_rng(1).normal(size=(fewest, 2))
+    kind(f=0).merge(make_cohort(rows[1:]))
+    kind().merge(make_cohort(rows))
+    assert not caplog.messages
+    rule = kind()
+    for server_round in (1, 2):
+        rule.merge(replace(make_cohort(rows[1:]), server_round=server_round))
+    (text,) = caplog.messages
+    assert text.endswith(
+        f"{fewest - 1} clients in a round none may lie (f = 0); f = 1 needs {fewest}."
+    )
 
 
 def test_too_few_clients_are_refused_before_any_run(tmp_path):
