@@ -219,7 +219,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("compare --references ''", "references '': expected alone or pooled, or both."),
             ('compare --references alone --strategies fedavg,alone', "Method 'alone' is given twice. Remove one of them."),
             ('compare --references alone:lr=1', "references 'alone:lr=1': expected alone or pooled, or both."),
-            ('compare --references pooled --strategies fedavg --set secure-aggregation=true', "strategy.name = 'pooled' trains one model on the examples of all clients"),
+            ('run --strategy pooled --set secure-aggregation=true', "strategy.name = 'pooled': a reference sends no updates that masks"),
             ('compare --strategies fedheal:tau=2', 'strategy.tau = 2: expected a number in [0, 1], or None.'),
             ('compare --clients sgd,sgd', "Method 'fedavg' is given twice. Remove one of them."),
             ('compare --clients fedporx', "Unknown client 'fedporx'. Did you mean 'fedprox'?"),

@@ -482,6 +482,12 @@ def _conflicts(config: RunConfig, kind: str) -> list[tuple[object, str]]:
             "machine. Set engine = 'ray', or remove ray-address.",
         ),
         (
+            config.reference and (config.secure_aggregation or config.privacy.on),
+            f"strategy.name = {config.reference!r}: a reference sends no updates that masks or "
+            "noise would protect. Remove secure-aggregation and the privacy settings, or name it "
+            "in --references of a comparison, in which it trains without them.",
+        ),
+        (
             data.image_size and kind != "images",
             f"data.image-size = {data.image_size}: this setting {only_images}",
         ),
