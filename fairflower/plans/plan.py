@@ -284,7 +284,7 @@ class Plan:
         """
         runs = self.runs
         data_seeds = dict.fromkeys(config.data.seed for config in runs)
-        facts: dict[str, Iterable[object]] = {
+        values: dict[str, Iterable[object]] = {
             "rounds": (config.num_server_rounds for config in runs),
             "strategy": (config.strategy.label for config in runs),
             "client": (config.client.label for config in runs),
@@ -293,15 +293,12 @@ class Plan:
             "data seed": () if list(data_seeds) == [DataConfig.seed] else data_seeds,
             "to": (config.resume or runs_home(config) for config in runs),
         }
-        several = len(runs) > 1
-        lines = [f"{counted(len(runs), 'run')} on {runs[0].data.name}"]
-        for name, values in facts.items():
-            shown = ", ".join(dict.fromkeys(map(str, values)))
-            if shown:
-                lines.append(f"  {name:<9} {shown}" if several else f"{name} {shown}")
-        if not several:
-            return ", ".join(lines)
-        return "\n".join([*lines, "Arguments of methods that are not shown are at their defaults."])
+        facts = {name: ", ".join(dict.fromkeys(map(str, of))) for name, of in values.items()}
+        start = f"{counted(len(runs), 'run')} on {runs[0].data.name}"
+        if len(runs) == 1:
+            return ", ".join([start, *(f"{name} {text}" for name, text in facts.items() if text)])
+        end = "Arguments of methods that are not shown are at their defaults."
+        return "\n".join([start, fact_lines(facts), end])
 
     def without(self, earlier_runs: Iterable[Run]) -> Plan:
         """Return the plan without runs that are already completed.
@@ -348,6 +345,11 @@ class Plan:
         folders = {run_key(config.to_flat()): config.resume for config in resumable_configs(folder)}
         resumed = ((config, folders.get(run_key(config.to_flat()), "")) for config in self.runs)
         return Plan([dataclasses.replace(config, resume=resume) for config, resume in resumed])
+
+
+def fact_lines(facts: Mapping[str, str]) -> str:
+    """Return lines with names and texts, without those of empty texts."""
+    return "\n".join(f"  {name:<9} {text}" for name, text in facts.items() if text)
 
 
 def run_title(config: RunConfig) -> str:
