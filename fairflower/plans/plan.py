@@ -312,10 +312,7 @@ class Plan:
         earlier = [(run_key(run.config), run) for run in earlier_runs]
         for key, run in earlier:
             if key in by_key:
-                if run.status == "completed":  # others go on with corrected code
-                    check_same_parts(run.path, run.info.get("parts", {}), by_key[key])
-                trace = run.config["participation.availability"]
-                check_same_trace(run.path, run.info.get("availability"), trace)
+                check_same_files(run.path, run.info, by_key[key])
         completed = {key for key, run in earlier if run.status == "completed"}
         left = [config for key, config in planned if key not in completed]
         if left:
@@ -364,6 +361,16 @@ def run_key(flat: Mapping[str, Any]) -> tuple[frozenset[tuple[str, str]], int]:
     Paths become absolute, as they are in run folders.
     """
     return method_key(with_absolute_paths(flat)), int(flat.get("seed", 0))
+
+
+def check_same_files(path: Path, facts: Mapping[str, Any], config: RunConfig) -> None:
+    """Raise ``ConfigError`` if a file that an earlier run has read has changed since.
+
+    It is that of availabilities or, if the run is completed, of a part or of weights.
+    """
+    check_same_trace(path, facts.get("availability"), config.participation.availability)
+    if facts["status"] == "completed":  # others go on with corrected code
+        check_same_parts(path, facts.get("parts", {}), config)
 
 
 def domains_to_hold_out(flat: Mapping[str, Any]) -> list[str]:
