@@ -58,11 +58,6 @@ class Range:
     high: float | None = None
     above: float = -math.inf
 
-    @property
-    def closed(self) -> bool:
-        """Whether the range has finite lowest and highest numbers."""
-        return math.isfinite(self.low) and self.high is not None and math.isfinite(self.high)
-
     def __contains__(self, value: Any) -> bool:
         high = math.inf if self.high is None else self.high
         return bool(self.low <= value <= high and value > self.above)
@@ -139,8 +134,9 @@ class ArgumentSpec:
         number = int in members or float in members
         range_ = next((note for note in notes if isinstance(note, Range)), None)
         search = next((note for note in notes if isinstance(note, Search)), None)
-        if search is None and number and range_ is not None and range_.closed:
-            search = Search(range_.low, range_.high or 0)
+        if search is None and number and range_ is not None and range_.high is not None:
+            closed = math.isfinite(range_.low) and math.isfinite(range_.high)
+            search = Search(range_.low, range_.high) if closed else None
         words = [word for m in members if get_origin(m) is Literal for word in get_args(m)]
         return cls(
             default,
@@ -229,7 +225,7 @@ class Configurable:
             setattr(cls, "__init__", _checked(vars(cls)["__init__"]))  # noqa: B010
 
     @classmethod
-    def argument_specs(cls) -> dict[str, ArgumentSpec]:
+    def argument_specs(cls) -> Mapping[str, ArgumentSpec]:
         """Return the method's arguments with their allowed values."""
         return constructor_specs(cls)
 
@@ -245,20 +241,15 @@ class Configurable:
         return cls(**{name: value for name, value in arguments.items() if name in specs})
 
 
-def argument_specs(factory: Callable[..., Any]) -> dict[str, ArgumentSpec]:
+def argument_specs(factory: Callable[..., Any]) -> Mapping[str, ArgumentSpec]:
     """Return keyword-only arguments of a class or function, except those shared by all methods."""
     while isinstance(factory, functools.partial):  # what it sets is no argument
         factory = factory.func
     if not isinstance(factory, type):
-        return dict(_keyword_specs(factory))
+        return _keyword_specs(factory)
     if issubclass(factory, Configurable):
         return factory.argument_specs()
     return constructor_specs(factory)
-
-
-def constructor_specs(kind: type) -> dict[str, ArgumentSpec]:
-    """Return the keyword-only arguments of a constructor and of the base constructors it calls."""
-    return dict(_constructor_specs(kind))
 
 
 def shared_arguments(base: type) -> frozenset[str]:
@@ -268,7 +259,6 @@ def shared_arguments(base: type) -> frozenset[str]:
     return frozenset((*listed, *_keyword_specs(base.__init__)))  # type: ignore[misc]
 
 
-@functools.cache
 def _constructor_specs(kind: type) -> dict[str, ArgumentSpec]:
     specs: dict[str, ArgumentSpec] = {}
     for base in kind.__mro__:
@@ -282,7 +272,11 @@ def _constructor_specs(kind: type) -> dict[str, ArgumentSpec]:
     return specs
 
 
-@functools.cache
+#: Returns the keyword-only arguments of a constructor and of the base constructors that it calls.
+constructor_specs: Callable[[type], Mapping[str, ArgumentSpec]] = cache(_constructor_specs)
+
+
+@cache
 def _keyword_specs(init: Callable[..., None]) -> dict[str, ArgumentSpec]:
     keywords = [p for p in inspect.signature(init).parameters.values() if p.kind is p.KEYWORD_ONLY]
     raw = SimpleNamespace(__annotations__={p.name: p.annotation for p in keywords})

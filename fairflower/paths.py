@@ -7,7 +7,6 @@ import shlex
 import stat
 from contextlib import suppress
 from datetime import datetime
-from io import BufferedReader
 from os import PathLike
 from pathlib import Path
 
@@ -96,14 +95,8 @@ def run_folders(*paths: Path) -> list[Path]:
     return list(folders)
 
 
-def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading; raise ``OSError`` if it is not one or cannot be opened."""
-    check_regular(path)
-    return path.open("rb")
-
-
 def read_text(path: Path, encoding: str = "utf-8", newline: str | None = None) -> str:
-    """Return the text of a regular file; raise ``OSError`` as `open_regular` does.
+    """Return the text of a file; raise ``OSError`` as `check_regular` does.
 
     ``newline`` is that of `open`: with "", line endings stay as they are.
     """
@@ -133,12 +126,6 @@ def check_output_file(path: Path, suffix: str = "", option: str = "--out") -> No
         raise ConfigError(f"{option} {path} is a folder. Name a file.")
     if suffix and path.suffix != suffix:
         raise ConfigError(f"{option} {path}: expected a file name that ends in {suffix}.")
-
-
-def check_folder(path: Path) -> None:
-    """Raise ``OSError`` if a path is not a folder or is not accessible."""
-    if not stat.S_ISDIR(path.stat().st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
 
 def check_regular(path: Path) -> None:

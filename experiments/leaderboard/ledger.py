@@ -22,7 +22,7 @@ from fairflower.config.text import shown
 from fairflower.errors import RunFolderError
 from fairflower.files import cell_of, text_of
 from fairflower.participation.availability import trace_digest
-from fairflower.paths import open_regular
+from fairflower.paths import check_regular
 from fairflower.server.folder import lock_folder
 
 #: A run is completed or lost. It is lost if its loss or model became NaN or infinite, or if some
@@ -132,8 +132,8 @@ class Ledger:
         self._end: int | None = None  # where an incomplete last line begins
         if not path.exists():
             return
-        with open_regular(path) as file:
-            content = file.read()
+        check_regular(path)
+        content = path.read_bytes()
         end = content.rfind(b"\n") + 1
         if end < len(content):
             self._end = end

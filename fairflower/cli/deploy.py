@@ -35,6 +35,7 @@ _SITES_TRAIN = "every site trains in processes of its own"
 #: Keys of other runs that have no effect in a trial -> why, or what to do instead.
 _OTHERWISE = {
     "output-dir": "use --output-dir",
+    "resume": "it starts new runs",
     **dict.fromkeys(("engine", "workers", "ray-address", "client-gpus"), _SITES_TRAIN),
 }
 
@@ -69,14 +70,10 @@ def trial(
     settings: dict[str, Any] = {"num-server-rounds": 3, "data.clients-per-domain": 1}
     settings |= {"data.name": "npz"} if site else {}
     settings |= overrides.settings
-    settings.pop("output-dir", None)
+    settings |= {"output-dir": "", "resume": ""}
     refuse_keys(overrides.assigned, _OTHERWISE, "a trial")
     strategy_configs = methods_named(overrides, StrategyConfig, "--strategies", strategies)
     client_configs = methods_named(overrides, ClientConfig, "--client", client)
-    if settings.get("resume"):
-        raise ConfigError(
-            f"resume = {quoted(settings['resume'])}: a trial starts new runs. Remove this setting."
-        )
     grid = grid_configs(settings, strategy_configs, overrides.shared, client_configs)
     configs = list(map(local.deployable, grid))
     by = configs[0].evaluate.by

@@ -34,7 +34,7 @@ from fairflower.errors import (
 from fairflower.numerics.threads import cpus
 from fairflower.participation.availability import check_availabilities
 from fairflower.paths import TRIALS
-from fairflower.plans.plan import Plan, run_title
+from fairflower.plans.plan import Plan, fact_lines, run_title
 from fairflower.registry import MODEL_OF
 from fairflower.server.folder import check_place, lock_folder, runs_home
 from fairflower.server.privacy import planned, together
@@ -100,8 +100,8 @@ def setup_summary(plan: Plan, federation: Federation) -> str:
         "for validation": sum(federation.validation_sizes),
         "for tests": sum(federation.test_sizes),
     }
-    fraction, data = shared("fraction_train"), plan.runs[0].data
-    notes = ""
+    first, fraction = plan.runs[0], shared("fraction_train")
+    notes, data = "", first.data
     if data.imbalance_factor > 1:
         notes += ", set by data.imbalance-factor instead of data.clients-per-domain"
     data_set = make_data_set(data)
@@ -115,23 +115,24 @@ def setup_summary(plan: Plan, federation: Federation) -> str:
         why = "data.fraction or data.examples-per-client" if part else equal
         examples += f", {unused:,} training examples unused ({why})"
     participation = "" if fraction == "1.0" else f", fraction-train {fraction}"
-    of_data = (
-        f"  data      {counted(clients, 'client')} of {counted(domains, 'domain')}{notes}; "
-        f"{federation.kind}: {examples}\n"
-    )
-    if tested := plan.runs[0].evaluate.model:
-        return f"{of_data}  model     {tested}, tested without training"
-    return (
-        f"{of_data}"
-        f"  training  {shared('model.name')}, lr {shared('train.lr')}, local epochs "
-        f"{shared('train.local_epochs')}, batch size {shared('train.batch_size')}, "
-        f"{shared('train.optimizer')}{participation}"
-        f"{_masks(plan.runs[0], clients)}{_overlap(plan)}"
-    )
+    facts = {
+        "data": f"{counted(clients, 'client')} of {counted(domains, 'domain')}{notes}; "
+        f"{federation.kind}: {examples}"
+    }
+    if tested := first.evaluate.model:
+        facts["model"] = f"{tested}, tested without training"
+    else:
+        facts["training"] = (
+            f"{shared('model.name')}, lr {shared('train.lr')}, local epochs "
+            f"{shared('train.local_epochs')}, batch size {shared('train.batch_size')}, "
+            f"{shared('train.optimizer')}{participation}"
+        )
+        facts |= {"secure": _masks(first, clients), "overlap": _overlap(plan)}
+    return fact_lines(facts)
 
 
 def _overlap(plan: Plan) -> str:
-    """Return a line about the examples that two federations of a plan share, or "" for one."""
+    """Describe the examples that two federations of a plan share; "" if there is one."""
     from fairflower.data import prepare
     from fairflower.data.cache import shared_examples
     from fairflower.report.notes import SAME
@@ -143,17 +144,16 @@ def _overlap(plan: Plan) -> str:
         return ""
     shares = shared_examples(first, other)
     if prepare(first).division == prepare(other).division:
-        return f"\n  overlap   {SAME.format(f'{first.seed} and {other.seed}')}"
+        return SAME.format(f"{first.seed} and {other.seed}")
     uncovered = "" if first.redraw else " Intervals do not cover what other examples would change."
     return (
-        f"\n  overlap   federations {first.seed} and {other.seed} share "
-        f"{100 * shares['train']:.0f} % of their training examples and {100 * shares['test']:.0f} %"
-        f" of their test examples.{uncovered}"
+        f"federations {first.seed} and {other.seed} share {100 * shares['train']:.0f} % of their "
+        f"training examples and {100 * shares['test']:.0f} % of their test examples.{uncovered}"
     )
 
 
 def _masks(config: RunConfig, clients: int) -> str:
-    """Return a line about secure aggregation, or "" if it is off."""
+    """Describe secure aggregation; "" if it is off."""
     if not config.secure_aggregation:
         return ""
     from fairflower.config.secure import check_secure_cohort
@@ -163,10 +163,7 @@ def _masks(config: RunConfig, clients: int) -> str:
     selected = num_selected(config, clients)
     check_secure_cohort(selected, SMALLEST_SUM)
     shares, threshold = shares_of(selected)
-    return (
-        f"\n  secure    sums over {selected} clients, of which up to {shares - threshold} may fail "
-        "during training"
-    )
+    return f"sums over {selected} clients, of which up to {shares - threshold} may fail during training"
 
 
 def remaining_plan(plan: Plan, folder: Path, console: Console) -> Plan:
@@ -299,7 +296,7 @@ def execute(
 
 def _say(console: Console, name: str, line: str) -> None:
     if line:
-        console.print(f"  {name:<9} {escape(line)}", soft_wrap=True, highlight=False)
+        console.print(escape(fact_lines({name: line})), soft_wrap=True, highlight=False)
 
 
 def _most_clients(runs: Sequence[RunConfig], of_first: int) -> int:

@@ -285,7 +285,7 @@ class Plan:
         """
         runs = self.runs
         data_seeds = dict.fromkeys(config.data.seed for config in runs)
-        facts: dict[str, Iterable[object]] = {
+        values: dict[str, Iterable[object]] = {
             "rounds": (config.num_server_rounds for config in runs),
             "strategy": (config.strategy.label for config in runs),
             "client": (config.client.label for config in runs),
@@ -294,15 +294,12 @@ class Plan:
             "data seed": () if list(data_seeds) == [DataConfig.seed] else data_seeds,
             "to": (config.resume or runs_home(config) for config in runs),
         }
-        several = len(runs) > 1
-        lines = [f"{counted(len(runs), 'run')} on {runs[0].data.name}"]
-        for name, values in facts.items():
-            shown = ", ".join(dict.fromkeys(map(str, values)))
-            if shown:
-                lines.append(f"  {name:<9} {shown}" if several else f"{name} {shown}")
-        if not several:
-            return ", ".join(lines)
-        return "\n".join([*lines, "Arguments of methods that are not shown are at their defaults."])
+        facts = {name: ", ".join(dict.fromkeys(map(str, of))) for name, of in values.items()}
+        start = f"{counted(len(runs), 'run')} on {runs[0].data.name}"
+        if len(runs) == 1:
+            return ", ".join([start, *(f"{name} {text}" for name, text in facts.items() if text)])
+        end = "Arguments of methods that are not shown are at their defaults."
+        return "\n".join([start, fact_lines(facts), end])
 
     def without(self, earlier_runs: Iterable[Run]) -> Plan:
         """Return the plan without runs that are already completed.
@@ -316,10 +313,7 @@ class Plan:
         earlier = [(run_key(run.config), run) for run in earlier_runs]
         for key, run in earlier:
             if key in by_key:
-                if run.status == "completed":  # others go on with corrected code
-                    check_same_parts(run.path, run.info.get("parts", {}), by_key[key])
-                trace = run.config["participation.availability"]
-                check_same_trace(run.path, run.info.get("availability"), trace)
+                check_same_files(run.path, run.info, by_key[key])
         completed = {key for key, run in earlier if run.status == "completed"}
         left = [config for key, config in planned if key not in completed]
         if left:
@@ -351,6 +345,11 @@ class Plan:
         return Plan([dataclasses.replace(config, resume=resume) for config, resume in resumed])
 
 
+def fact_lines(facts: Mapping[str, str]) -> str:
+    """Return lines with names and texts, without those of empty texts."""
+    return "\n".join(f"  {name:<9} {text}" for name, text in facts.items() if text)
+
+
 def run_title(config: RunConfig) -> str:
     """Return a run's name in messages: the method's label, and the domain that is held out."""
     held_out = config.data.held_out
@@ -363,6 +362,16 @@ def run_key(flat: Mapping[str, Any]) -> tuple[frozenset[tuple[str, str]], int]:
     Paths become absolute, as they are in run folders.
     """
     return method_key(with_absolute_paths(flat)), int(flat.get("seed", 0))
+
+
+def check_same_files(path: Path, facts: Mapping[str, Any], config: RunConfig) -> None:
+    """Raise ``ConfigError`` if a file that an earlier run has read has changed since.
+
+    It is that of availabilities or, if the run is completed, of a part or of weights.
+    """
+    check_same_trace(path, facts.get("availability"), config.participation.availability)
+    if facts["status"] == "completed":  # others go on with corrected code
+        check_same_parts(path, facts.get("parts", {}), config)
 
 
 def domains_to_hold_out(flat: Mapping[str, Any]) -> list[str]:

@@ -24,14 +24,14 @@ from fairflower.config.text import argument_to_key, shown, unknown
 from fairflower.data import prepare
 from fairflower.errors import ConfigError, RunFolderError
 from fairflower.numerics.scores import ACCURACY, Score
-from fairflower.participation.availability import check_availabilities, check_same_trace
+from fairflower.participation.availability import check_availabilities
 from fairflower.paths import file_name
-from fairflower.plans.plan import Plan, run_key, run_title
+from fairflower.plans.plan import Plan, check_same_files, run_key, run_title
 from fairflower.report import read_run
 from fairflower.report.tuning import Outcome, Trial, Tuned
 from fairflower.seeds import derive_seed
 from fairflower.server import checkpoint
-from fairflower.server.checkpoint import check_same_examples, check_same_parts
+from fairflower.server.checkpoint import check_same_examples
 from fairflower.server.contents import divergence, read_config, read_facts
 
 
@@ -96,7 +96,7 @@ class MethodStudy:
 
     def _check(self) -> None:
         """Raise ``ConfigError`` if a trial in the folder has other settings, values or data."""
-        federation, availability = None, self.config.participation.availability
+        federation = None
         for number in range(self.budget):
             path = self.path(number)
             if not (path / "run.json").exists():
@@ -116,9 +116,7 @@ class MethodStudy:
                 )
             federation = federation or prepare(self.config.data)
             check_same_examples(path, facts, federation)
-            check_same_trace(path, facts.get("availability"), availability)
-            if facts["status"] == "completed":  # others go on with corrected code
-                check_same_parts(path, facts.get("parts", {}), self.config)
+            check_same_files(path, facts, self.config)
 
     # --- trials --------------------------------------------------------------------------
 

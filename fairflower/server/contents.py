@@ -301,7 +301,8 @@ def check_same_file(file: Path, facts: Mapping[str, Any], problem: str = "") -> 
 
 def file_digest(file: Path, size: int = -1) -> str:
     """Return the digest of a file's first bytes; a text's does not depend on its line ends."""
-    with paths.open_regular(file) as reader:
+    paths.check_regular(file)
+    with file.open("rb") as reader:
         content = reader.read(size)
     text = content.replace(b"\r\n", b"\n") if file.name in GROWING else content
     return hashlib.sha256(text).hexdigest()

@@ -27,7 +27,7 @@ from fairflower.config.text import toml_tables
 from fairflower.errors import ConfigError, logger
 from fairflower.files import Arrays, cell_of, replacing, sync
 from fairflower.machine import SOLVERS, machine, versions
-from fairflower.paths import check_folder, check_regular, file_name, home
+from fairflower.paths import check_regular, file_name, home
 from fairflower.server import contents
 from fairflower.server.checkpoint import Checkpoint, earlier_facts
 from fairflower.server.history import History
@@ -366,7 +366,7 @@ def lock_folder(path: Path, name: str = LOCK) -> FileLock:
     """
     lock = FileLock(path / name, thread_local=False)
     try:
-        check_folder(path)  # a FileLock would create it
+        os.scandir(path).close()  # fails without a folder, which a FileLock would create
         lock.acquire(timeout=_LOCK_TIMEOUT)
     except Timeout:
         raise FolderInUse(

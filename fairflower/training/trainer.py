@@ -122,9 +122,9 @@ class Trainer(Configurable):
     secure_aggregation_problem: ClassVar[str] = ""
 
     @classmethod
-    def argument_specs(cls) -> dict[str, ArgumentSpec]:
+    def argument_specs(cls) -> Mapping[str, ArgumentSpec]:
         """Return the arguments of the method, and those of its exchanges that declare a range."""
-        specs = super().argument_specs()
+        specs = dict(super().argument_specs())
         for exchange in cls.exchanges:
             for name, argument in exchange.argument_specs().items():
                 if argument.bounded:

@@ -417,11 +417,11 @@ def test_a_trial_takes_settings_and_file_paths_from_a_config(
     ("setting", "error"),
     [
         ("data.held-out=plain", "no client has this domain"),
-        ("resume=runs/1", "a trial starts new runs. Remove this setting"),
+        ("resume=runs/1", "resume: a trial does not accept this setting: it starts new runs"),
         ("participation.availability=gone.csv", "gone.csv"),
-        ("output-dir=foo", "--set output-dir: use --output-dir"),
-        ("engine=ray", "--set engine: every site trains in processes of its own"),
-        ("workers=7", "--set workers: every site trains in processes of its own"),
+        ("output-dir=foo", "setting: use --output-dir"),
+        ("engine=ray", "setting: every site trains in processes of its own"),
+        ("workers=7", "setting: every site trains in processes of its own"),
         ("evaluate.by=server", "'server': in a trial with these settings it is 'clients'"),
     ],
 )

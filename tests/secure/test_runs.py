@@ -28,12 +28,17 @@ from fairflower.deploy.credentials import make_key_pair
 from fairflower.deploy.local import LocalDeployment
 from fairflower.engines.inline import InlineGrid
 from fairflower.errors import ConfigError, RoundFailed, RunInterrupted
+from fairflower.registry import REFERENCES
 from fairflower.server.contents import read_facts
 from fairflower.server.session import Session
 from fairflower.strategies import STRATEGIES, FairStrategy
 
 SECURE: dict[str, Any] = {"secure-aggregation": True, "fraction-train": 1.0}
-REFUSED = [name for name, strategy in STRATEGIES.items() if not strategy().sums_suffice]
+REFUSED = [
+    name
+    for name, strategy in STRATEGIES.items()
+    if not strategy().sums_suffice and name not in REFERENCES
+]
 
 
 def app(train: Any) -> ClientApp:

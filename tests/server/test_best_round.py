@@ -239,7 +239,7 @@ def test_the_report_command_shows_the_best_rounds(whole, tmp_path):
     assert "best round on validation" in (tmp_path / "page" / "index.html").read_text()
     text = call("report", str(whole), "--round", "best", "--format", "md")
     assert "best round on validation examples (round" in text
-    assert "Unknown round 'first'" in invoke("report", str(whole), "--round", "first").output
+    assert "'last', 'best'" in invoke("report", str(whole), "--round", "first").output
 
 
 def test_a_run_without_a_best_round_has_no_such_table_or_model(tmp_path):
