@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fairflower.config import DataConfig
 from fairflower.config.text import unknown
-from fairflower.data.federation import OVER_DOMAINS, Augment, Floats, Ints, Pixels
+from fairflower.data.federation import OVER_DOMAINS, Augment, Floats, Ints, Pixels, check_names
 from fairflower.data.files import data_folder, logger, read_targets
 from fairflower.errors import DataError
 from fairflower.tasks import CLASSIFICATION, Targets, Task, task_of
@@ -100,6 +100,7 @@ class DataSet(ABC):
             self.task = config.task
         #: The domains to read: those of the clients and the held-out domain.
         self.domains = select_domains(config.domains, self.all_domains(), config.held_out)
+        check_names(self.domains)
         if taken := sorted(set(OVER_DOMAINS).intersection(self.domains)):
             raise DataError(
                 f"The domain name {taken[0]!r} is reserved for a column in tables. Rename it."
