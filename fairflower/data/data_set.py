@@ -331,11 +331,7 @@ def attributes_of(data_set: DataSet) -> dict[str, str]:
 
 def labels_of(data_set: DataSet, domain: str, split: str) -> Targets:
     """Return a domain's targets; raise ``DataError`` unless they are valid for its task."""
-    return checked_targets(data_set, domain, split, data_set.labels(domain, split))
-
-
-def checked_targets(data_set: DataSet, domain: str, split: str, values: Any) -> Targets:
-    """Return values as targets of a domain; raise ``DataError`` unless they are valid."""
+    values = data_set.labels(domain, split)
     declared = data_set.num_classes or len(data_set.classes) or None
     where = f"{type(data_set).__name__}: {domain}: {split}: labels"
     return read_targets(where, values, declared, data_set.task)

@@ -485,9 +485,9 @@ class RSNAICH(ImageTable):
         files = {f.stem: f for f in found if f.suffix.lower() in (".dcm", ".png", ".jpg", ".jpeg")}
         table = read_csv(path, {"ID": "", "Label": ""})
         kinds: dict[str, set[str]] = {}
-        for row, text in enumerate(table.columns["ID"]):
+        for text, label in zip(table.columns["ID"], table.numbers("Label"), strict=True):
             image, _, kind = text.rpartition("_")
-            if image in files and kind in self.classes and table.number(row, "Label") == 1:
+            if image in files and kind in self.classes and label == 1:
                 kinds.setdefault(image, set()).add(kind)
         images = sorted(image for image, of in kinds.items() if len(of) == 1)
         if len(images) > SLICES:
