@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fairflower.config import DataConfig
 from fairflower.config.text import unknown
 from fairflower.data.federation import OVER_DOMAINS, Augment, Floats, Ints, Pixels, check_names
-from fairflower.data.files import data_folder, logger, read_targets
+from fairflower.data.files import data_folder, described, logger, read_targets
 from fairflower.errors import DataError
 from fairflower.tasks import CLASSIFICATION, Targets, Task, task_of
 
@@ -380,7 +380,7 @@ def invalid_values_error(
 ) -> DataError:
     """Return the error for values that a data set must not return; ``what`` is their name."""
     if isinstance(found, np.ndarray):
-        found = f"{found.dtype} {list(found.shape)}"
+        found = described(found.dtype, found.shape)
     where = f"{type(data_set).__name__}: {domain}: {split}: {what}"
     return DataError(f"{where}: found {found}; expected {expected}.")
 

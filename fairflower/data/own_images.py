@@ -20,7 +20,6 @@ from fairflower.data.folders import (
     ClassFolders,
     OwnFiles,
     files_in,
-    folder_stamp,
     folders_in,
     images_by_class,
 )
@@ -149,9 +148,6 @@ class OwnImages(OwnFiles, ClassFolders):
 
     def place(self, domain: str) -> Path:
         return self.folder if self.manifest or self._single else self.folder / domain
-
-    def fingerprint(self) -> Any:
-        return [folder_stamp(self.folder)] if self.manifest else super().fingerprint()
 
     def source(self, domain: str) -> str:
         return f"{self.folder / MANIFEST}: {domain}" if self.manifest else str(self.place(domain))

@@ -42,12 +42,13 @@ def open_site(config: DataConfig, domain: str, encoding: str = "") -> Federation
         )
     config = replace(config, domains="", held_out="", clients_per_domain=1, imbalance_factor=1)
     config = replace(config, dirichlet_alpha=0.0, corrupted_clients=0)
-    domains = make_data_set(config).all_domains()
+    data_set = make_data_set(config)
+    domains = data_set.domains
     if domain not in domains and len(domains) > 1:
         found = f"{len(domains)} domains, and none has the name of the site's domain"
         raise DataError(unknown("domain", domain, domains), public=f"data-dir has {found}")
-    config = replace(config, domains=domain if domain in domains else domains[0])
-    data_set = make_data_set(config)
+    own = domain if domain in domains else domains[0]
+    config = replace(config, domains=own)
     if data_set.partitioner() is not None:
         raise DataError(
             f"data.name = {config.name!r} is divided by a partitioner, but the data of a site are "
@@ -55,7 +56,7 @@ def open_site(config: DataConfig, domain: str, encoding: str = "") -> Federation
         )
     limited = data_set.fraction is not None or data_set.domain_size is not None
     if limited and not config.examples_per_client:
-        available = len(data_set.labels(data_set.domains[0], "train"))
+        available = len(data_set.labels(own, "train"))
         count = int((config.fraction or 1.0) * available + 1e-9)
         if not count:
             raise DataError(
