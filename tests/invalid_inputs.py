@@ -349,15 +349,15 @@ WRONG: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('{half-zip}', 'half-zip/a.npz is not an .npz file. Expected x_train'),
             ('{sizes}', 'The images differ in size (a 4x4, b 5x5). Set data.image-size to resize them all.'),
             ('{split-sizes}', 'The images differ in size (a 4x4, b 5x5 in train and 4x4 in test). Set data.image-size to resize them all.'),
-            ('{latin-npz}', "'caf\\udce9': the name is not UTF-8. Rename it."),
+            ('{latin-npz}', "'caf\\udce9': the name of a domain, class or group has a null byte, a carriage return or a character that UTF-8 cannot encode. Rename it."),
         ],
     ),
     'a folder of images': (
         'data show images --config {apart} --data-dir',
         [
             ('{empty}', 'empty has no subfolders. Expected <domain>/<class>/<image> in it, or manifest.csv.'),
-            ('{latin-domain}', "'caf\\udce9': the name is not UTF-8. Rename it."),
-            ('{latin-class}', "'caf\\udce9': the name is not UTF-8. Rename it."),
+            ('{latin-domain}', "'caf\\udce9': the name of a domain, class or group has a null byte, a carriage return or a character that UTF-8 cannot encode. Rename it."),
+            ('{latin-class}', "'caf\\udce9': the name of a domain, class or group has a null byte, a carriage return or a character that UTF-8 cannot encode. Rename it."),
             ('{nested-images}', 'nested-images/a/cat/patient/0.png is too deep: nested-images must contain <domain>/<class>/<image>. Set data.dir to another folder,'),
             ('{stray-image}', 'stray-image/a/readme.png is not in the folder of a class: stray-image must contain <domain>/<class>/<image>. Move it to one, or remove it.'),
             ('{empty-domain}', 'empty-domain/b has no images. Expected <domain>/<class>/<image>.'),

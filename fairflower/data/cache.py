@@ -247,7 +247,7 @@ def _divide(data_set: DataSet, folder: Path, site: bool) -> tuple[Federation, li
             counts = np.bincount(y, minlength=num_classes).tolist() if task.classes else []
             clients.append(ClientInfo(len(clients), group.name, len(y), tuple(counts)))
     domains = tuple(group.name for group in groups)
-    check_names((*domains, config.held_out, *data_set.classes, *data_set.group_names))
+    check_names((*data_set.classes, *data_set.group_names))
     federation = Federation(
         name=config.name,
         folder=folder,

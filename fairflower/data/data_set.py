@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from fairflower.config import DataConfig
 from fairflower.config.text import unknown
-from fairflower.data.federation import OVER_DOMAINS, Augment, Floats, Ints, Pixels
-from fairflower.data.files import data_folder, logger, read_targets
+from fairflower.data.federation import OVER_DOMAINS, Augment, Floats, Ints, Pixels, check_names
+from fairflower.data.files import data_folder, described, logger, read_targets
 from fairflower.errors import DataError
 from fairflower.tasks import CLASSIFICATION, Targets, Task, task_of
 
@@ -100,6 +100,7 @@ class DataSet(ABC):
             self.task = config.task
         #: The domains to read: those of the clients and the held-out domain.
         self.domains = select_domains(config.domains, self.all_domains(), config.held_out)
+        check_names(self.domains)
         if taken := sorted(set(OVER_DOMAINS).intersection(self.domains)):
             raise DataError(
                 f"The domain name {taken[0]!r} is reserved for a column in tables. Rename it."
@@ -330,11 +331,7 @@ def attributes_of(data_set: DataSet) -> dict[str, str]:
 
 def labels_of(data_set: DataSet, domain: str, split: str) -> Targets:
     """Return a domain's targets; raise ``DataError`` unless they are valid for its task."""
-    return checked_targets(data_set, domain, split, data_set.labels(domain, split))
-
-
-def checked_targets(data_set: DataSet, domain: str, split: str, values: Any) -> Targets:
-    """Return values as targets of a domain; raise ``DataError`` unless they are valid."""
+    values = data_set.labels(domain, split)
     declared = data_set.num_classes or len(data_set.classes) or None
     where = f"{type(data_set).__name__}: {domain}: {split}: labels"
     return read_targets(where, values, declared, data_set.task)
@@ -383,7 +380,7 @@ def invalid_values_error(
 ) -> DataError:
     """Return the error for values that a data set must not return; ``what`` is their name."""
     if isinstance(found, np.ndarray):
-        found = f"{found.dtype} {list(found.shape)}"
+        found = described(found.dtype, found.shape)
     where = f"{type(data_set).__name__}: {domain}: {split}: {what}"
     return DataError(f"{where}: found {found}; expected {expected}.")
 

@@ -151,18 +151,16 @@ class Table:
             f"{self.path}: {line}{problem}", public=f"{line} of a table{public or problem}"
         )
 
-    def number(self, row: int, name: str) -> float:
-        """Return a value as a number, NaN if it is empty; raise ``DataError`` for another text."""
-        text = self.columns[name][row]
-        try:
-            return float(text or "nan")
-        except ValueError:
-            found = f": {name}: found {quoted(text)}; expected a number, such as 1.5."
-            raise self.wrong(row, found, ": a value is no number.") from None
-
     def numbers(self, name: str) -> npt.NDArray[np.float64]:
-        """Return a column as numbers, [N]."""
-        return np.array([self.number(row, name) for row in range(len(self.columns[name]))])
+        """Return a column as numbers, [N], NaN if empty; raise ``DataError`` for another text."""
+        numbers = []
+        for row, text in enumerate(self.columns[name]):
+            try:
+                numbers.append(float(text or "nan"))
+            except ValueError:
+                found = f": {name}: found {quoted(text)}; expected a number, such as 1.5."
+                raise self.wrong(row, found, ": a value is no number.") from None
+        return np.array(numbers)
 
     def where(self, chosen: npt.NDArray[np.bool_]) -> "Table":
         """Return the table of the chosen rows, a mask, bool [N]."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import product
 from pathlib import Path
@@ -325,7 +325,7 @@ class OwnFiles(DataSet):
     def all_domains(self) -> Sequence[str]:
         """Return the names of the files, sorted, without hidden files, which macOS writes."""
         paths = self.folder.glob(f"*{self.suffix}")
-        names = sorted(encodable(p.stem for p in paths if not p.name.startswith(".")))
+        names = sorted(p.stem for p in paths if not p.name.startswith("."))
         if not names:
             raise DataError(f"{self.folder} has no {self.suffix} file. Expected {self.content}.")
         return names
@@ -398,14 +398,6 @@ class DomainNpzFolder(OwnFiles, SplitFiles):
                 f"{setting}."
             )
         return file.values(setting, name, split)
-
-
-def encodable(names: Iterable[str]) -> list[str]:
-    """Return the names; raise ``DataError`` for a name that UTF-8 cannot encode."""
-    for name in (names := list(names)):
-        if name.encode(errors="replace").decode() != name:
-            raise DataError(f"{name!r}: the name is not UTF-8. Rename it.")
-    return names
 
 
 def folders_in(folder: Path) -> list[Path]:

@@ -19,9 +19,7 @@ from fairflower.data.folders import (
     EXTENSIONS,
     ClassFolders,
     OwnFiles,
-    encodable,
     files_in,
-    folder_stamp,
     folders_in,
     images_by_class,
 )
@@ -140,19 +138,16 @@ class OwnImages(OwnFiles, ClassFolders):
     def all_domains(self) -> Sequence[str]:
         """Return the sorted names of the domains in the manifest, or of their folders."""
         if self.manifest:
-            return encodable(self.manifest)
+            return [*self.manifest]
         folders = folders_in(self.folder)
         if not folders:
             raise DataError(
                 f"{self.folder} has no subfolders. Expected {self.content} in it, or {MANIFEST}."
             )
-        return encodable(p.name for p in ([self.folder] if self._single else folders))
+        return [path.name for path in ([self.folder] if self._single else folders)]
 
     def place(self, domain: str) -> Path:
         return self.folder if self.manifest or self._single else self.folder / domain
-
-    def fingerprint(self) -> Any:
-        return [folder_stamp(self.folder)] if self.manifest else super().fingerprint()
 
     def source(self, domain: str) -> str:
         return f"{self.folder / MANIFEST}: {domain}" if self.manifest else str(self.place(domain))
@@ -282,7 +277,7 @@ class DomainImageFolder(OwnImages):
         for domain in self.domains:
             of = (path.name for path in folders_in(self.place(domain)))
             listed = self.manifest.get(domain)
-            held[domain] = set(listed.columns[label] if listed else encodable(of))
+            held[domain] = set(listed.columns[label] if listed else of)
         remedy = "Change the labels" if self.manifest else "Rename their folders"
         return files.all_names(f"{self.folder}: the classes", held, remedy)
 

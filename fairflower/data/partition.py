@@ -202,24 +202,22 @@ def partitioner_groups(data_set: DataSet, units: Mapping[str, Units]) -> list[Cl
     more than ``data.clients-per-domain``, that many are drawn with ``data.seed``. Raises
     ``DataError`` if there are fewer, or if a setting divides the examples in another way.
     """
-    config, tested = data_set.config, {d: bool(data_set.columns(d, "test")) for d in units}
+    config = data_set.config
     keys = ["fraction", "examples_per_client", "dirichlet_alpha", "corrupted_clients"]
     # The clients have all examples of their partitions, so none is for validation.
     keys += ["validation_examples", "imbalance_factor", "patient"]
-    for key in [*keys, *(["test_examples"] if any(tested.values()) else [])]:
+    keys += ["test_examples"] * any(data_set.columns(domain, "test") for domain in units)
+    for key in keys:
         if getattr(config, key) != getattr(DataConfig, key):
             raise DataError(
                 f"data.{argument_to_key(key)}: {config.name} is divided by its partitioner. Leave "
                 "this setting at its default."
             )
     groups = []
-    for domain, all_units in units.items():
-        test = None
-        if tested[domain]:
-            test = strata_of(data_set, labels_of(data_set, domain, "test"))
-        trained_on, tested_on = apply_partitioner(data_set, domain, all_units.labels, test)
+    for domain, every in units.items():
+        trained_on, tested_on = apply_partitioner(data_set, domain, every.labels)
         large = [k for k, rows in enumerate(trained_on) if len(rows) > 1]
-        usable = [k for k in large if test is None or len(tested_on[k])]
+        usable = [k for k in large if not tested_on or len(tested_on[k])]
         if len(usable) < config.clients_per_domain:
             raise DataError(
                 f"Domain {domain!r} has only {len(usable)} partitions with at least two training "
@@ -468,14 +466,12 @@ def rows_of_each(client: Ints, clients: int) -> list[Ints]:
     return shares
 
 
-def apply_partitioner(
-    data_set: DataSet, domain: str, train: Ints, test: Ints | None = None
-) -> tuple[list[Ints], list[Ints]]:
-    """Divide a domain with the data set's partitioner; return each partition's rows.
+def apply_partitioner(data_set: DataSet, domain: str, train: Ints) -> tuple[list[Ints], list[Ints]]:
+    """Divide a domain with the data set's partitioner; return each partition's rows, by split.
 
-    ``train`` and ``test`` are labels. Training and test examples are divided together, because a
-    partitioner numbers the partitions of each call anew: client k would be tested on the examples
-    of another one. Without ``test`` the second list is empty.
+    ``train`` are the training labels. If test examples have columns, both are divided together,
+    because a partitioner numbers the partitions of each call anew: client k would be tested on the
+    examples of another one. Otherwise the second list is empty.
 
     Raises ``DataError`` if the partitioner fails or columns differ between the splits.
     """
@@ -484,8 +480,9 @@ def apply_partitioner(
 
     partitioner = data_set.partitioner()
     columns = {"label": train, **data_set.columns(domain, "train")}
-    if test is not None:
-        tested = {"label": test, **data_set.columns(domain, "test")}
+    tested = dict(data_set.columns(domain, "test"))
+    if tested:
+        tested["label"] = strata_of(data_set, labels_of(data_set, domain, "test"))
         if odd := sorted(columns.keys() ^ tested.keys()):
             raise DataError(
                 f"Domain {domain!r}: only one of the splits has the column {odd[0]!r}. Return the "
@@ -497,7 +494,7 @@ def apply_partitioner(
     with explained(f"{kind} cannot divide the examples of {domain!r} by {', '.join(columns)}"):
         parts = [partitioner.load_partition(k) for k in range(partitioner.num_partitions)]
     rows = [np.asarray(part["row"][:], np.int64) for part in parts]
-    if test is None:
+    if not tested:
         return rows, []
     return [r[r < len(train)] for r in rows], [r[r >= len(train)] - len(train) for r in rows]
 

@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cache, partial
 from itertools import product
 from typing import Any
@@ -17,7 +18,6 @@ import numpy.typing as npt
 from fairflower.config import DataConfig
 from fairflower.data.data_set import (
     DataSet,
-    checked_targets,
     client_count_key,
     labels_of,
     strata_of,
@@ -261,24 +261,21 @@ def draw_anew(data_set: DataSet) -> None:
     The examples of both splits of a domain are pooled, and as many test examples as before are
     drawn: in each class, or by examples that stay together (`DataSet.units`).
     """
-    config, splits, units_in = data_set.config, ("train", "test"), data_set.units
+    config, splits = data_set.config, ("train", "test")
     if data_set.partitioner() is not None:
         raise DataError("data.redraw: a partitioner divides the data. Remove the setting.")
-    labels, examples, group_of = data_set.labels, data_set.examples, data_set.group_of
+    published, examples = copy(data_set), data_set.examples
 
     @cache
     def drawn(domain: str) -> tuple[int, dict[str, Ints]]:
         """Return the number of training examples in the files, and each split's places."""
-        trained, tested = (
-            strata_of(data_set, checked_targets(data_set, domain, s, labels(domain, s)))
-            for s in splits
-        )
+        trained, tested = (strata_of(published, labels_of(published, domain, s)) for s in splits)
         rng = np.random.default_rng(derive_seed(config.seed, domain, "redraw"))
         if not config.unit[1]:
             counts = np.unique(tested, return_counts=True)
             test = stratified_mask(np.concatenate([trained, tested]), *counts, rng)
         else:
-            units = np.concatenate([np.asarray(units_in(domain, s), str) for s in splits])
+            units = np.concatenate([np.asarray(published.units(domain, s), str) for s in splits])
             if len(np.unique(units)) < 2:
                 setting, name = config.unit
                 raise DataError(
@@ -303,9 +300,9 @@ def draw_anew(data_set: DataSet) -> None:
         parts = (("train", at[first]), ("test", at[~first] - count))
         return np.concatenate([examples(domain, s, part) for s, part in parts if len(part)])
 
-    of = {"labels": partial(of_all, labels), "group_of": partial(of_all, group_of)}
-    of["units"] = partial(of_all, units_in)
-    vars(data_set).update(of, examples=examples_of, places=places)
+    for name in ("labels", "group_of", "units"):
+        setattr(data_set, name, partial(of_all, getattr(published, name)))
+    vars(data_set).update(examples=examples_of, places=places)
 
 
 def division_of(data_set: DataSet, groups: list[ClientGroup], rows: Mapping[str, Rows]) -> str:

@@ -8,6 +8,7 @@ sends the result to all sites, so that they can use the common class numbers and
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from reprlib import repr as shortened
 
 import numpy as np
@@ -41,12 +42,13 @@ def open_site(config: DataConfig, domain: str, encoding: str = "") -> Federation
         )
     config = replace(config, domains="", held_out="", clients_per_domain=1, imbalance_factor=1)
     config = replace(config, dirichlet_alpha=0.0, corrupted_clients=0)
-    domains = make_data_set(config).all_domains()
+    data_set = make_data_set(config)
+    domains = data_set.domains
     if domain not in domains and len(domains) > 1:
         found = f"{len(domains)} domains, and none has the name of the site's domain"
         raise DataError(unknown("domain", domain, domains), public=f"data-dir has {found}")
-    config = replace(config, domains=domain if domain in domains else domains[0])
-    data_set = make_data_set(config)
+    own = domain if domain in domains else domains[0]
+    config = replace(config, domains=own)
     if data_set.partitioner() is not None:
         raise DataError(
             f"data.name = {config.name!r} is divided by a partitioner, but the data of a site are "
@@ -54,7 +56,7 @@ def open_site(config: DataConfig, domain: str, encoding: str = "") -> Federation
         )
     limited = data_set.fraction is not None or data_set.domain_size is not None
     if limited and not config.examples_per_client:
-        available = len(data_set.labels(data_set.domains[0], "train"))
+        available = len(data_set.labels(own, "train"))
         count = int((config.fraction or 1.0) * available + 1e-9)
         if not count:
             raise DataError(
@@ -83,26 +85,22 @@ def merge_sites(sites: Sequence[Federation]) -> Federation:
     merged = max(sites, key=lambda site: site.shape[0])
     _check_compatible(sites, merged)
     classes = _merged(site.classes for site in sites)
-    domains = tuple(dict.fromkeys(site.domains[0] for site in sites))
-
-    validated = all(site.validation_sizes for site in sites)
     merged = replace(
         merged,
-        domains=domains,
-        sources=("the sites' own",) * len(domains),
+        domains=(),
         num_classes=len(classes) or max(site.num_classes for site in sites),
         classes=classes,
         group_names=_merged(site.group_names for site in sites),
         fingerprint="",
-        test_sizes=_summed(sites, "test", domains),
-        validation_sizes=_summed(sites, "validation", domains) if validated else (),
+        test_sizes=(),
+        validation_sizes=(),
         held_out="",  # a site has only its own domain
         held_out_size=0,
+        clients=(),
     )
     if merged.learns.classes:
         check_classes(merged.name, merged.num_classes)
-    clients = (site_client_info(k, site, merged) for k, site in enumerate(sites))
-    return replace(merged, clients=tuple(clients))
+    return _grown(merged, sites, all(site.validation_sizes for site in sites))
 
 
 def joined(merged: Federation, site: Federation) -> Federation:
@@ -119,24 +117,26 @@ def joined(merged: Federation, site: Federation) -> Federation:
     beyond += [name for name in site.group_names if name not in merged.group_names]
     if beyond:
         raise DataError(f"it has classes or groups that the run lacks: {', '.join(beyond)}.")
-    domains = tuple(dict.fromkeys(merged.domains + site.domains))
-    validated = bool(merged.validation_sizes)
+    return _grown(merged, (site,), bool(merged.validation_sizes))
+
+
+def _grown(merged: Federation, sites: Sequence[Federation], validated: bool) -> Federation:
+    """Return the federation with these sites as its last clients."""
+    sizes: dict[str, Counter[str]] = {"test": Counter(), "validation": Counter()}
+    for split, part in product(sizes, (merged, *sites)):
+        sizes[split].update(dict(zip(part.domains, part.sizes(split), strict=False)))
+    domains = tuple(dict.fromkeys(name for part in (merged, *sites) for name in part.domains))
+    clients = (
+        site_client_info(k, site, merged) for k, site in enumerate(sites, len(merged.clients))
+    )
     return replace(
         merged,
         domains=domains,
         sources=("the sites' own",) * len(domains),
-        test_sizes=_summed((merged, site), "test", domains),
-        validation_sizes=_summed((merged, site), "validation", domains) if validated else (),
-        clients=(*merged.clients, site_client_info(len(merged.clients), site, merged)),
+        test_sizes=tuple(sizes["test"][name] for name in domains),
+        validation_sizes=tuple(sizes["validation"][name] for name in domains if validated),
+        clients=(*merged.clients, *clients),
     )
-
-
-def _summed(parts: Sequence[Federation], split: str, domains: Iterable[str]) -> tuple[int, ...]:
-    """Return the number of a split's examples in each domain over all parts."""
-    sums: Counter[str] = Counter()
-    for part in parts:
-        sums.update(dict(zip(part.domains, part.sizes(split), strict=False)))
-    return tuple(sums[domain] for domain in domains)
 
 
 def _check_compatible(sites: Sequence[Federation], most: Federation) -> None:

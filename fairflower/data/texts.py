@@ -23,7 +23,7 @@ from fairflower.config import DataConfig
 from fairflower.data import files
 from fairflower.data.data_set import DataSetOfFiles, TokenSet
 from fairflower.data.federation import Ints
-from fairflower.data.folders import OwnFiles, encodable, folders_in
+from fairflower.data.folders import OwnFiles, folders_in
 from fairflower.errors import DataError, require
 
 #: Ranges of scripts that write no spaces between words: Thai, Lao, Burmese, Khmer, kana, Chinese.
@@ -380,7 +380,7 @@ class DomainCorpus(BlockSet, DataSetOfFiles[Texts]):
             raise DataError(
                 f"{self.folder} has no texts. Expected <domain>/*.txt or <domain>/*.jsonl in it."
             )
-        return encodable(path.name for path in folders or [self.folder])
+        return [path.name for path in folders or [self.folder]]
 
     def texts(self, domain: str, split: str) -> Sequence[str]:
         return self._open(domain)[split]

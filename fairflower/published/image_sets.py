@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fairflower.data.data_set import IMAGENET
 from fairflower.data.federation import Augment, Ints, Pixels
-from fairflower.data.files import NpzFile, read_csv, stamp
+from fairflower.data.files import NpzFile, every_fifth, read_csv, stamp
 from fairflower.data.folders import ClassFolders, SplitFiles
 from fairflower.data.partition import stratified_mask
 from fairflower.errors import DataError, quoted, require
@@ -252,11 +252,7 @@ class FEMNIST(SplitFiles):
         from datasets import DatasetDict
 
         data = _renamed(data, "character", "label")
-        _, writer = np.unique(self._writers(data, "train"), return_inverse=True)
-        order = np.argsort(writer, kind="stable")
-        first = np.searchsorted(writer[order], writer[order])
-        test = np.empty(len(writer), np.bool_)
-        test[order] = (np.arange(len(writer)) - first) % 5 == 0
+        test = every_fifth(self._writers(data, "train"))
         rows = {"train": np.flatnonzero(~test), "test": np.flatnonzero(test)}
         return DatasetDict({split: data["train"].select(chosen) for split, chosen in rows.items()})
 
@@ -489,9 +485,9 @@ class RSNAICH(ImageTable):
         files = {f.stem: f for f in found if f.suffix.lower() in (".dcm", ".png", ".jpg", ".jpeg")}
         table = read_csv(path, {"ID": "", "Label": ""})
         kinds: dict[str, set[str]] = {}
-        for row, text in enumerate(table.columns["ID"]):
+        for text, label in zip(table.columns["ID"], table.numbers("Label"), strict=True):
             image, _, kind = text.rpartition("_")
-            if image in files and kind in self.classes and table.number(row, "Label") == 1:
+            if image in files and kind in self.classes and label == 1:
                 kinds.setdefault(image, set()).add(kind)
         images = sorted(image for image, of in kinds.items() if len(of) == 1)
         if len(images) > SLICES:

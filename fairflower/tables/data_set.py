@@ -37,7 +37,7 @@ from fairflower.tables.encoding import (
     unknown_levels,
 )
 from fairflower.tables.folder import CONTENT, TableFiles, check_has
-from fairflower.tables.reading import is_number, numbers_of, without_unit
+from fairflower.tables.reading import is_number, mark_of, numbers_of, without_unit
 from fairflower.tables.schema import kind_of, parse, whole_numbers
 from fairflower.tables.sites import SiteTable
 from fairflower.tables.warnings import compared, leaks, shared_rows, single_class
@@ -180,7 +180,7 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
             cells, _ = without_unit(frame[name])
             parts.append(cells[cells != ""])
         different = pd.concat(parts).nunique()  # each domain has its own decimal mark
-        number = all(any(is_number(part, mark).all() for mark in ".,") for part in parts)
+        number = all(map(mark_of, parts))
         if number and different > MOST_CLASSES:
             logger.info("%s has %d numbers, so the task is a regression.", name, different)
             return "regression"
@@ -216,7 +216,7 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
             words = {"true": "1", "yes": "1", "false": "0", "no": "0"}
             cells = cells.where(~cells.str.lower().isin(words), cells.str.lower().map(words))
             known = cells[cells != ""]
-            mark = "." if is_number(known, ".").all() else ","
+            mark = mark_of(known) or ","
             if wrong := int((~is_number(known, mark)).sum()):
                 text = f"{wrong} targets are no numbers, as the task {self.task} needs. "
                 raise refused(f"{where}: {name}", f"{text}Correct them, or set data.task.")

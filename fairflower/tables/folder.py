@@ -12,7 +12,6 @@ import pandas as pd
 from fairflower.config import DataConfig
 from fairflower.config.text import names_in, unknown
 from fairflower.data import files
-from fairflower.data.folders import encodable
 from fairflower.errors import ConfigError, DataError
 from fairflower.tables.columns import Column, Schema, common_kind, refused, without_day
 from fairflower.tables.reading import SUFFIXES, read_table
@@ -49,7 +48,7 @@ class TableFiles:
         """The files by name, without hidden files, which macOS writes."""
         found = sorted(p for p in self.folder.iterdir() if p.suffix.lower() in SUFFIXES)
         paths = [path for path in found if not path.name.startswith(".")]
-        named = dict(zip(encodable(path.stem for path in paths), paths, strict=True))
+        named = {path.stem: path for path in paths}
         expected = "one file for each domain"
         if self.config.domain_column:
             expected = "a single file, because data.domain-column is set"
@@ -70,7 +69,7 @@ class TableFiles:
     def domains(self) -> list[str]:
         """Return the names of the files, or the values of the domain column, sorted."""
         column = self.config.domain_column
-        return encodable(sorted(set(self._whole[column]))) if column else [*self.paths]
+        return sorted(set(self._whole[column])) if column else [*self.paths]
 
     @cached_property
     def _whole(self) -> pd.DataFrame:

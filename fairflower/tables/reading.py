@@ -186,6 +186,11 @@ def numbers_of(cells: pd.Series, decimal: str) -> npt.NDArray[np.float64]:
     return x
 
 
+def mark_of(cells: pd.Series) -> str:
+    """Return the decimal mark with which all cells are numbers, "." if both do; "" if none."""
+    return next((mark for mark in ".," if is_number(cells, mark).all()), "")
+
+
 def decimal_marks(where: object, frame: pd.DataFrame, given: str) -> dict[str, str]:
     """Return the decimal mark of each column that holds numbers only, "." or ",".
 
@@ -224,5 +229,4 @@ def without_unit(cells: pd.Series) -> tuple[pd.Series, str]:
     if not unit or not known.str.endswith(unit).all():
         return cells, ""
     bare = cells.str.removesuffix(unit).str.strip()
-    fits = [is_number(bare[bare != ""], mark).all() for mark in ".,"]
-    return (bare, unit) if any(fits) else (cells, "")
+    return (bare, unit) if mark_of(bare[bare != ""]) else (cells, "")

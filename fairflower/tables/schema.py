@@ -30,7 +30,13 @@ from fairflower.tables.columns import (
     common_kind,
     refused,
 )
-from fairflower.tables.reading import decimal_marks, is_number, numbers_of, without_unit
+from fairflower.tables.reading import (
+    decimal_marks,
+    is_number,
+    mark_of,
+    numbers_of,
+    without_unit,
+)
 
 #: Name of the schema's file in the folder of the tables.
 FILE = "schema.toml"
@@ -182,11 +188,10 @@ def kind_of(where: str, cells: pd.Series) -> Kind:
     bare, _ = without_unit(known)
     if known.empty:
         return ""
-    for mark in ".,":
-        if is_number(bare, mark).all():
-            x = numbers_of(bare, mark)
-            counting = (np.diff(x) > 0).all() and (x % 1 == 0).all() and np.ptp(x) < 2 * len(x)
-            return "ignored" if len(x) >= _MANY and counting else "number"  # numbers of rows
+    if mark := mark_of(bare):
+        x = numbers_of(bare, mark)
+        counting = (np.diff(x) > 0).all() and (x % 1 == 0).all() and np.ptp(x) < 2 * len(x)
+        return "ignored" if len(x) >= _MANY and counting else "number"  # numbers of rows
     if _formats(known):
         return "date"
     counts = known.value_counts()
@@ -248,10 +253,9 @@ def _details(kind: Kind, cells: Sequence[pd.Series], chosen: str) -> list[str]:
         return lines
     if kind != "number":
         return []
-    pairs = [without_unit(own) for own in cells]
-    marks = ["." if is_number(bare[bare != ""], ".").all() else "," for bare, _ in pairs]
-    x = np.concatenate([numbers_of(*own) for own in zip((b for b, _ in pairs), marks, strict=True)])
-    unit = next((unit for _, unit in pairs if unit), "")
+    bare, units = zip(*map(without_unit, cells), strict=True)
+    x = np.concatenate([numbers_of(own, mark_of(own[own != ""]) or ",") for own in bare])
+    unit = next(filter(None, units), "")
     size = 10.0 ** math.floor(math.log10(max(np.nanmax(np.abs(x)), 1e-9)) - 1)
     low, high = math.floor(np.nanmin(x) / size) * size, math.ceil(np.nanmax(x) / size) * size
     ends = [] if chosen == "target" or low == high else [f"low = {low:.6g}", f"high = {high:.6g}"]
