@@ -90,8 +90,7 @@ class RunSetup:
         if not self.registry.withdrawn:
             return
         try:
-            check_training(self.config, self.registry)
-            check_fewest_clients(self.config, self.strategy, self.registry.training)
+            check_training(self.config, self.strategy, self.registry)
         except ConfigError as error:
             names = map(self.registry.name_of, sorted(self.registry.withdrawn))
             raise RoundFailed(f"{', '.join(names)}: withdrawn. {error}") from error
@@ -217,7 +216,6 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     registration.check_num_supernodes(len(registry.nodes), num_clients)
     registry.nodes = {k: registry.nodes[k] for k in range(num_clients)}
     check_client_settings(config, federation)
-    check_training(config, registry)
     if trained:
         federation = registry.known = trained.fitted(federation, config, registry.sites)
     evaluator = CentralizedEvaluator(config, federation)
@@ -226,7 +224,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     if config.evaluate.by != "clients":  # otherwise the server may lack the tokenizer
         _check_padding(config, evaluator.model)
     strategy = _make_strategy(config, evaluator)
-    check_fewest_clients(config, strategy, registry.training)
+    check_training(config, strategy, registry)
     _check_task(config, strategy, federation)
     if not trained:
         _check_network(config, evaluator, strategy)
@@ -420,21 +418,19 @@ def num_selected(config: RunConfig, num_clients: int) -> int:
 
 
 def check_client_settings(config: RunConfig, federation: Federation) -> None:
-    """Raise ``ConfigError`` or ``DataError`` if clients do not fit the task, or are too few.
-
-    Likewise if their test examples are too few.
-    """
+    """Raise ``ConfigError`` or ``DataError`` if clients do not fit the task, or have few tests."""
     with config.client.naming_failures():
         config.client.factory.check_task(federation.learns, federation.kind, config.train)
     for split in ("test", "validation"):
         if config.evaluates(split) and config.evaluate.by != "server":
             check_clients_can_test(config.data, federation, split)
-    check_num_clients(config, len(federation.clients))
 
 
-def check_training(config: RunConfig, registry: registration.ClientRegistry) -> None:
+def check_training(
+    config: RunConfig, strategy: FairStrategy, registry: registration.ClientRegistry
+) -> None:
     """Raise ``ConfigError`` if too few clients train."""
-    check_num_clients(config, registry.training)
+    check_num_clients(config, strategy, registry.training)
     if registry.sites and registry.training < config.fewest_sites and not config.evaluate.model:
         raise ConfigError(
             f"{registry.training} of {len(registry.nodes)} sites train; the others have withdrawn, "
@@ -443,9 +439,9 @@ def check_training(config: RunConfig, registry: registration.ClientRegistry) -> 
         )
 
 
-def check_num_clients(config: RunConfig, num_clients: int) -> None:
-    """Raise ``ConfigError`` if the settings need more clients in a round than train."""
-    asked = num_selected(config, num_clients)
+def check_num_clients(config: RunConfig, strategy: FairStrategy, num_clients: int) -> None:
+    """Raise ``ConfigError`` if settings or strategy need more clients in a round than train."""
+    asked, (fewest, why) = num_selected(config, num_clients), strategy.fewest_clients
     if config.min_clients > asked:
         raise ConfigError(
             f"min-clients = {config.min_clients}: only {asked} clients are selected per round. "
@@ -458,11 +454,6 @@ def check_num_clients(config: RunConfig, num_clients: int) -> None:
         )
     if config.secure_aggregation:
         check_secure_cohort(asked, SMALLEST_SUM)
-
-
-def check_fewest_clients(config: RunConfig, strategy: FairStrategy, num_clients: int) -> None:
-    """Raise ``ConfigError`` if a round has fewer clients than the strategy can merge."""
-    asked, (fewest, why) = num_selected(config, num_clients), strategy.fewest_clients
     if asked < fewest:
         raise ConfigError(
             f"strategy.name = {config.strategy.name!r} needs {fewest} clients in a round ({why}), "
