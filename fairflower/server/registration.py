@@ -207,11 +207,9 @@ def register_clients(
     keeps its node id.
 
     ``num_clients`` clients share the data set, by default as many as the ``num-partitions`` of the
-    nodes. The server waits up to ``timeout`` seconds for clients and for answers, or until ``stop``
-    is set, which raises ``RunInterrupted``. If ``settings``, a run config, is given, nodes prepare
-    their data and describe them. ``sites`` is the minimum number of sites, and 0 means those that
-    are connected; or it has the names of the sites, and no other node gets a message. There are at
-    least ``fewest`` sites.
+    nodes. ``sites`` is the minimum number of sites, and 0 means those that are connected; or it has
+    the names of the sites. There are at least ``fewest`` sites. The others are those of
+    `NodeDiscovery`; ``stop`` ends the wait with ``RunInterrupted``.
 
     Raises ``ConfigError`` if there are too few SuperNodes, clients are missing after ``timeout``,
     two nodes have the same ``partition-id`` or name, or nodes that share a data set have different
@@ -252,7 +250,6 @@ def register_clients(
 
 
 def _check_names(infos: NodeInfos) -> None:
-    """Raise ``ConfigError`` if two connected sites have the same name."""
     nodes: dict[str, int] = {}
     for node, info in infos.items():
         if info.key and (other := nodes.setdefault(info.key.name, node)) != node:
@@ -366,9 +363,8 @@ def register_resumed_clients(
     """Find the current nodes of the sites of a resumed run, given the run config to ask with.
 
     The server waits ``timeout`` seconds for all sites and then continues with the sites that are
-    connected; other sites may reconnect later. Sites that were not part of the run are ignored, and
-    with ``only``, names of sites, no other node gets a message. The ``nodes`` of ``earlier`` are
-    those of clients that are identified only by their node id.
+    connected; other sites may reconnect later. Sites that were not part of the run are ignored. The
+    ``nodes`` of ``earlier`` are those of clients that are identified only by their node id.
 
     Raises ``ConfigError`` if no site is connected, a site has different data or another key than
     before, or sites that share a domain have new node ids.
@@ -418,11 +414,10 @@ def register_resumed_clients(
 class NodeTracker:
     """Finds clients whose SuperNodes were restarted and have new node ids.
 
-    A node with a client's ``partition-id``, or a site with the client's domain and data, replaces
-    the client's old node only if the latter is no longer connected. Sites that share a domain need
-    a ``partition-id``, or SuperNodes with keys, which keep their node ids. If a client is missing,
-    unknown nodes are asked once. An answer that takes longer than ``timeout``, or longer than a
-    minute, is used in the next round.
+    A node replaces that of a client (`ClientRegistry.recognize`) only if the latter is no longer
+    connected. Sites that share a domain need a ``partition-id``, or SuperNodes with keys, which
+    keep their node ids. If a client is missing, unknown nodes are asked once. An answer that takes
+    longer than ``timeout``, or longer than a minute, is used in the next round.
     """
 
     def __init__(

@@ -230,7 +230,6 @@ class RoundLoop:
                 return arrays
 
     def _configure(self, server_round: int, arrays: ArrayRecord) -> list[Message]:
-        """Return the strategy's train messages for a round."""
         strategy, settings = self.strategy, self.settings()
         moved = self._tracker.locate()
         if admit(self.setup, self._tracker, self.folder, server_round) or moved:

@@ -142,14 +142,12 @@ class Session:
         return folder.path
 
     def _remedy(self, folder: RunFolder) -> str:
-        """Return how to go on after a system error."""
         how = f"resume with: fairflower run --resume {shlex.quote(str(folder.path))}"
         if not self.config.checkpoint.every:
             how = "start a new run, because checkpoint.every = 0"
         return f"The finished rounds are in the run folder; {how}"
 
     def _warn(self, setup: RunSetup) -> None:
-        """Log warnings about settings that have no effect or an unexpected effect."""
         evaluator, config = setup.evaluator, self.config
         if note := config.client.factory.run_warning(evaluator.model, config.evaluate.by):
             logger.warning(note)
@@ -214,4 +212,4 @@ class _LogFile(logging.FileHandler):
         self.handle(logging.makeLogRecord(facts))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Ignore errors when writing the log."""
+        pass
