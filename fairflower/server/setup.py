@@ -40,6 +40,7 @@ from fairflower.secure.protocol import SMALLEST_SUM
 from fairflower.secure.rounds import described
 from fairflower.server import registration
 from fairflower.server.checkpoint import earlier_facts, part_digests
+from fairflower.server.discovery import NodeDiscovery
 from fairflower.server.evaluation import CentralizedEvaluator
 from fairflower.server.history import ADAPTED
 from fairflower.server.privacy import check_reachable
@@ -381,26 +382,19 @@ def _register(
     if config.evaluate.by != "clients":
         by_server = config.evaluate.by == "server"  # clients encode rows as they were trained
         federation = prepare(config.data, encoding=encoding if by_server else "")
-        num_clients = len(federation.clients)
-        registry = registration.register_clients(grid, num_clients, timeout, stop)
+        discovery = NodeDiscovery(grid, timeout, stop)
+        registry = registration.register_clients(discovery, len(federation.clients))
         registry.known = federation
         return registry
     settings = ConfigRecord(dict(config.to_flat()))
     if resume and "sites" in (facts := earlier_facts(resume)):
-        earlier, listed = registration.recorded(resume, facts), config.listed_sites
-        registry = registration.register_resumed_clients(
-            grid, earlier, timeout, stop, settings, listed
-        )
+        discovery = NodeDiscovery(grid, timeout, stop, settings, config.listed_sites)
+        earlier = registration.recorded(resume, facts)
+        registry = registration.register_resumed_clients(discovery, earlier)
     else:
-        registry = registration.register_clients(
-            grid,
-            None,
-            timeout,
-            stop,
-            settings,
-            config.site_names or config.sites,
-            config.fewest_sites,
-        )
+        discovery = NodeDiscovery(grid, timeout, stop, settings, config.site_names)
+        sites = config.sites if isinstance(config.sites, int) else 0
+        registry = registration.register_clients(discovery, None, sites, config.fewest_sites)
     data = config.data
     divided = data.dirichlet_alpha or data.corrupted_clients or data.imbalance_factor > 1
     if registry.sites and divided:
