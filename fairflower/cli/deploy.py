@@ -317,7 +317,7 @@ def check(
     """
     from fairflower.deploy.policy import Policy
     from fairflower.flower_compat import SiteKey, nodes_at
-    from fairflower.server.setup import check_fewest_clients, check_num_clients
+    from fairflower.server.setup import check_num_clients
 
     run = RunConfig.from_flat(ConfigOverrides(config, {}, {}).settings)
     check_tuned([run])
@@ -325,8 +325,7 @@ def check(
         Policy.read(policy).check_run(run)
     count = len(run.site_names) or int(run.sites)
     if count and run.evaluate.by == "clients":
-        check_num_clients(run, count)
-        check_fewest_clients(run, run.strategy.make(), count)
+        check_num_clients(run, run.strategy.make(), count)
     states = run.listed_sites
     if superlink is not None:
         keys = ((SiteKey.of(node), node) for node in nodes_at(superlink))

@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections import OrderedDict, UserDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -136,9 +136,6 @@ class InlineGrid(Grid):
         replies = {reply.metadata.reply_to_message_id: reply for reply in arrived}
         ids = [message.metadata.message_id for message in messages]
         return [replies[i] for i in ids if i in replies]
-
-    def discard(self, message_ids: Collection[str]) -> None:
-        """Do nothing, because no reply is late."""
 
     def close(self) -> None:
         """Do nothing, because there are no other processes."""

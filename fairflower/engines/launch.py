@@ -108,19 +108,18 @@ def simulate(
     ``ConfigError`` if no client fits, a cluster cannot be used, or the installed Flower has no
     simulation engine.
     """
-    workers, client_cpus = config.workers, config.client_cpus
-    client_gpus = 0.0 if isinstance(config.client_gpus, str) else config.client_gpus
-    num_cpus = workers * client_cpus or cpus()
-    if client_cpus > num_cpus and not config.ray_address:
+    num_cpus = config.workers * config.client_cpus or cpus()
+    if config.client_cpus > num_cpus and not config.ray_address:
         raise ConfigError(
-            f"client-cpus = {client_cpus}: only {num_cpus} CPUs are available. Decrease "
+            f"client-cpus = {config.client_cpus}: only {num_cpus} CPUs are available. Decrease "
             "client-cpus."
         )
     forget_code()
     settings = dict(run_config or {})
     context = Context(RUN_ID, SERVER_NODE, {}, RecordDict(), settings)
     if config.engine == "flower":
-        granted = {"num_cpus": client_cpus, "num_gpus": client_gpus}
+        client_gpus = 0.0 if isinstance(config.client_gpus, str) else config.client_gpus
+        granted = {"num_cpus": config.client_cpus, "num_gpus": client_gpus}
         _run_by_flower(server_app, client_app, num_supernodes, num_cpus, granted, settings)
         return context
     grid: InlineGrid
@@ -129,16 +128,7 @@ def simulate(
         grid = InlineGrid(client_app, num_supernodes, settings)
     else:
         grid = RayGrid(
-            client_app,
-            num_supernodes,
-            settings,
-            workers=workers if config.ray_address else min(num_cpus // client_cpus, num_supernodes),
-            client_cpus=client_cpus,
-            client_gpus=client_gpus,
-            num_gpus=num_gpus,
-            address=config.ray_address,
-            prepare=prepare,
-            retry_out_of_memory=config.gpu_memory_errors == "retry",
+            client_app, num_supernodes, config, settings, prepare=prepare, num_gpus=num_gpus
         )
     try:
         server_app(grid, context)

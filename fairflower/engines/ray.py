@@ -22,6 +22,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fairflower.arrays import SharedArray, array_bytes
+from fairflower.config import RunConfig
 from fairflower.engines import inline
 from fairflower.engines.ray_cluster import (
     Batch,
@@ -39,6 +40,7 @@ from fairflower.engines.ray_cluster import (
 )
 from fairflower.errors import EngineError, logger
 from fairflower.flower_compat import set_task_identity
+from fairflower.numerics.threads import cpus
 
 _IN_FLIGHT = 2  # batches per worker: the current batch and the next, so that the worker never waits
 _BATCH = 0.25  # longest duration of a batch of messages, in seconds
@@ -67,7 +69,7 @@ class RayGrid(inline.InlineGrid):
     workers are replaced with half as many, and the client is retried once. Results do not depend on
     the assignment of clients to workers.
 
-    Parameters are those of `fairflower.engines.launch.simulate`. Raises ``ConfigError`` if no node
+    Parameters are as in `fairflower.engines.launch.simulate`. Raises ``ConfigError`` if no node
     has capacity for a worker, or a node of a cluster cannot be used, and ``EngineError`` if Ray
     does not start.
     """
@@ -78,27 +80,25 @@ class RayGrid(inline.InlineGrid):
         self,
         client_app: ClientApp,
         num_supernodes: int,
+        config: RunConfig,
         run_config: Mapping[str, Any] | None = None,
         *,
-        workers: int,
-        client_cpus: int = 1,
-        client_gpus: float = 0.0,
-        num_gpus: int | None = None,
-        address: str = "",
         prepare: Callable[[], Any] | None = None,
-        retry_out_of_memory: bool = True,
+        num_gpus: int | None = None,
     ) -> None:
         super().__init__(client_app, num_supernodes, run_config)
-        self._retry_out_of_memory, self._address = retry_out_of_memory, address
+        self._config, address, each = config, config.ray_address, config.client_cpus
+        client_gpus = 0.0 if isinstance(config.client_gpus, str) else config.client_gpus
+        most = config.workers or (num_supernodes if address else cpus() // each)
+        most = min(most, num_supernodes)
         with keeping_signals():
-            ray = self._ray = connect(address, workers * client_cpus, num_gpus)
+            ray = self._ray = connect(address, most * each, num_gpus)
         last_words.begin()
         self._queue = TaskQueue()
         self._arrived: dict[str, Message] = {}  # id of a message -> its reply
         self._states: dict[int, Any] = {}  # node -> reference to its state; missing if empty
         #: Node -> id of its newest message. Late replies to older ones do not change its state.
         self._newest: dict[int, str] = {}
-        most = min(workers or num_supernodes, num_supernodes)
         try:
             # Ray's client (ray://) pickles all values, so memory cannot be shared.
             shared = not address.startswith("ray://")
@@ -108,7 +108,7 @@ class RayGrid(inline.InlineGrid):
             folder = "" if address else os.getcwd()
             arguments = ray.put(_pickled_app(client_app)), sys.path, shared, folder
             self._here = ray.get_runtime_context().get_node_id()
-            nodes = RayNodes(ray, client_cpus, client_gpus, prepare, cluster=bool(address))
+            nodes = RayNodes(ray, each, client_gpus, prepare, cluster=bool(address))
             self._workers = Workers(ray, Actor, arguments, most, nodes)
         except BaseException:
             self.close()
@@ -159,11 +159,11 @@ class RayGrid(inline.InlineGrid):
         self._replace_stuck_workers()
         self._hand_out()
         if not self._workers.ready and not self._workers.starting:
+            cluster = self._config.ray_address
+            remedy = "Restart the nodes" if cluster else "Free memory, or raise its limit"
             raise EngineError(
                 "No worker is left, and no new worker can be started, because all Ray nodes are "
-                "lost (killed, or out of memory) or reject workers. "
-                f"{'Restart the nodes' if self._address else 'Free memory, or raise its limit'}, "
-                "and resume the run."
+                f"lost (killed, or out of memory) or reject workers. {remedy}, and resume the run."
             )
 
     def discard(self, message_ids: Collection[str]) -> None:
@@ -282,7 +282,8 @@ class RayGrid(inline.InlineGrid):
         memory before or was alone on its GPU.
         """
         at_work = self._workers.tasks()
-        left = 0 if task.lacked_memory or not self._retry_out_of_memory else self._workers.halve()
+        retry = self._config.gpu_memory_errors == "retry" and not task.lacked_memory
+        left = self._workers.halve() if retry else 0
         if not left:
             raise inline.gpu_memory_error(reason)
         text = "A client ran out of GPU memory (%s). It is retried once, and from now on %d "

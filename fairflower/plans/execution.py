@@ -246,7 +246,7 @@ def execute(
         from fairflower.engines.launch import launch, quiet_flower, stop_on_interrupt
         from fairflower.plans.devices import parallel_line, place_clients
         from fairflower.plans.parallel import execute_parallel
-        from fairflower.server.setup import check_client_settings, check_fewest_clients
+        from fairflower.server.setup import check_client_settings, check_num_clients
 
     first = plan.runs[0]
     if study is None:
@@ -258,7 +258,7 @@ def execute(
         federation = prepare(first.data)
     check_client_settings(first, federation)
     for config in {run.label: run for run in plan.runs}.values():
-        check_fewest_clients(config, config.strategy.make(), len(federation.clients))
+        check_num_clients(config, config.strategy.make(), len(federation.clients))
     console.print(escape(setup_summary(plan, federation)), soft_wrap=True, highlight=False)
     jobs = jobs or auto_jobs(plan, study.total if study else None)
     in_turn = study is None and (jobs == 1 or on_round is not None)

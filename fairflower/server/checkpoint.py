@@ -248,11 +248,7 @@ def _check_given(run: Path, flat: Mapping[str, Any], given: Mapping[str, Any]) -
 
 
 def _check_resumable(run: Path, facts: Mapping[str, Any], config: RunConfig) -> None:
-    """Raise ``ConfigError`` if a run is complete, or has no checkpoint to resume from.
-
-    Likewise if it already has more rounds than ``config`` asks for, or if it is a copy of a run
-    whose clients have state.
-    """
+    """Raise ``ConfigError`` if there is nothing to resume, or nothing to resume from."""
     done, complete = int(facts["rounds"]), facts["status"] == "completed"
     problem, last, states = "", config.num_server_rounds, facts.get("client_state")
     if complete and (reason := facts.get("ended_early")):

@@ -274,8 +274,7 @@ def check_same_files(
 ) -> None:
     """Raise ``ChangedFile`` unless a run folder's files are as the run has written them.
 
-    ``last_round`` is the last complete round in the history. Earlier versions stored neither
-    settings nor digests in ``run.json``.
+    ``last_round`` is the last complete round in the history.
     """
     completed = facts["status"] == "completed"
     may_change = execution_keys() | (set() if completed else {"num-server-rounds"})

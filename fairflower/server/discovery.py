@@ -63,7 +63,8 @@ class NodeDiscovery:
 
     ``timeout`` is the number of seconds to wait for an answer and for missing nodes. If
     ``settings``, a run config, is given, nodes prepare their data and describe them. With ``only``,
-    names of sites, no other node gets a message, and none of the sites in ``without`` does.
+    names of sites, no other node gets a message, and none of the sites in ``without`` does. Setting
+    ``stop`` ends all waiting with ``RunInterrupted``.
     """
 
     FIRST_NOTICE_SECONDS = 5.0  # seconds until missing clients are logged for the first time
@@ -73,12 +74,11 @@ class NodeDiscovery:
         grid: Grid,
         timeout: float,
         stop: threading.Event,
-        settings: ConfigRecord | None,
+        settings: ConfigRecord | None = None,
         only: Collection[str] = (),
-        without: Collection[str] = (),
     ) -> None:
         self.grid, self.timeout, self.stop, self.only = grid, timeout, stop, only
-        self.without = without
+        self.without: Collection[str] = ()
         self.keys: dict[int, SiteKey] = {}  # by node id, of all nodes that have been connected
         self.content = RecordDict({"config": settings or ConfigRecord()})
         self.infos: NodeInfos = {}

@@ -229,12 +229,7 @@ class Findings:
     ``evaluate.metric-errors`` says. Reasons are logged once, and stored in ``run.json``.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        config: RunConfig,
-        registry: ClientRegistry,
-    ) -> None:
+    def __init__(self, folder: RunFolder, config: RunConfig, registry: ClientRegistry) -> None:
         self.folder, self.evaluate, self.registry = folder, config.evaluate, registry
         if self.federation.groups:
             groups, positive = self.federation.groups, self.federation.class_names[1]
@@ -312,10 +307,7 @@ class Findings:
                 self._reasons["skipped_metrics"][key] = f"round {server_round}: {reason}"
 
     def failed_at_clients(
-        self,
-        server_round: int,
-        answers: Mapping[int, MetricRecord],
-        replies: Iterable[Message],
+        self, server_round: int, answers: Mapping[int, MetricRecord], replies: Iterable[Message]
     ) -> None:
         """Report metrics that a client did not compute, with the reasons in its reply."""
         reasons_at: dict[int, Any] = {

@@ -6,15 +6,11 @@ change.
 
 import json
 import re
-import threading
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-from flwr.app import ConfigRecord
-from flwr.serverapp import Grid
 
 from fairflower.config.site import WITHDRAWN
 from fairflower.data import Federation
@@ -191,13 +187,7 @@ def recorded(run: Path, facts: Mapping[str, Any]) -> ClientRegistry:
 
 
 def register_clients(
-    grid: Grid,
-    num_clients: int | None,
-    timeout: float,
-    stop: threading.Event,
-    settings: ConfigRecord | None = None,
-    sites: int | Sequence[str] = 0,
-    fewest: int = 1,
+    discovery: NodeDiscovery, num_clients: int | None = None, sites: int = 0, fewest: int = 1
 ) -> ClientRegistry:
     """Ask all nodes which client they are, until all clients are connected.
 
@@ -207,19 +197,15 @@ def register_clients(
     keeps its node id.
 
     ``num_clients`` clients share the data set, by default as many as the ``num-partitions`` of the
-    nodes. The server waits up to ``timeout`` seconds for clients and for answers, or until ``stop``
-    is set, which raises ``RunInterrupted``. If ``settings``, a run config, is given, nodes prepare
-    their data and describe them. ``sites`` is the minimum number of sites, and 0 means those that
-    are connected; or it has the names of the sites, and no other node gets a message. There are at
-    least ``fewest`` sites.
+    nodes. ``sites`` is the minimum number of sites whose names are not given, and 0 means those
+    that are connected. There are at least ``fewest`` sites.
 
-    Raises ``ConfigError`` if there are too few SuperNodes, clients are missing after ``timeout``,
+    Raises ``ConfigError`` if there are too few SuperNodes, clients are missing after the timeout,
     two nodes have the same ``partition-id`` or name, or nodes that share a data set have different
     data, and ``DataError`` if the data of the sites cannot be combined.
     """
-    only = () if isinstance(sites, int) else sites
-    least = max(fewest, sites if isinstance(sites, int) else len(sites))
-    discovery = NodeDiscovery(grid, timeout, stop, settings, only)
+    only = discovery.only
+    least = max(fewest, sites, len(only))
     while True:
         fresh, infos = discovery.ask(), discovery.infos
         _check_names(infos)
@@ -236,7 +222,7 @@ def register_clients(
                 return registry
             expected = size or num_clients or least
             # If no node has answered, the nodes may be sites, which do not need a partition-id.
-            ids = None if sites and not infos else range(expected)
+            ids = None if (sites or only) and not infos else range(expected)
         gone = [discovery.name_of(n) for n, why in discovery.problems.items() if why == WITHDRAWN]
         if only and gone:
             raise ConfigError(
@@ -252,7 +238,6 @@ def register_clients(
 
 
 def _check_names(infos: NodeInfos) -> None:
-    """Raise ``ConfigError`` if two connected sites have the same name."""
     nodes: dict[str, int] = {}
     for node, info in infos.items():
         if info.key and (other := nodes.setdefault(info.key.name, node)) != node:
@@ -355,28 +340,19 @@ def _register_sites(discovery: NodeDiscovery) -> ClientRegistry:
     return ClientRegistry(nodes, merged, "", True, by_number, keys, said)
 
 
-def register_resumed_clients(
-    grid: Grid,
-    earlier: ClientRegistry,
-    timeout: float,
-    stop: threading.Event,
-    asked: ConfigRecord,
-    only: Collection[str] = (),
-) -> ClientRegistry:
-    """Find the current nodes of the sites of a resumed run, given the run config to ask with.
+def register_resumed_clients(discovery: NodeDiscovery, earlier: ClientRegistry) -> ClientRegistry:
+    """Find the current nodes of the sites of a resumed run.
 
-    The server waits ``timeout`` seconds for all sites and then continues with the sites that are
-    connected; other sites may reconnect later. Sites that were not part of the run are ignored, and
-    with ``only``, names of sites, no other node gets a message. The ``nodes`` of ``earlier`` are
-    those of clients that are identified only by their node id.
+    The server waits until the timeout for all sites and then continues with the sites that are
+    connected; other sites may reconnect later. Sites that were not part of the run are ignored. The
+    ``nodes`` of ``earlier`` are those of clients that are identified only by their node id.
 
     Raises ``ConfigError`` if no site is connected, a site has different data or another key than
     before, or sites that share a domain have new node ids.
     """
     clients = range(len(earlier.federation.clients))
     wanted = set(clients) - earlier.withdrawn
-    gone = {earlier.names[client] for client in earlier.withdrawn}
-    discovery = NodeDiscovery(grid, timeout, stop, asked, only, gone)
+    discovery.without = {earlier.names[client] for client in earlier.withdrawn}
     while True:
         fresh = discovery.ask()
         back, problems = earlier.recognize(discovery.infos, wanted)
@@ -384,9 +360,9 @@ def register_resumed_clients(
             raise ConfigError(why)
         missing = sorted(wanted - back.keys())
         notice = (
-            f"not connected: {', '.join(map(earlier.name_of, missing))}. After {timeout:g} s the "
-            "run continues without these clients (round-timeout, which can be changed when "
-            "resuming)."
+            f"not connected: {', '.join(map(earlier.name_of, missing))}. After "
+            f"{discovery.timeout:g} s the run continues without these clients (round-timeout, "
+            "which can be changed when resuming)."
         )
         if not fresh and not (missing and discovery.wait(notice)):
             break
@@ -402,7 +378,7 @@ def register_resumed_clients(
         )
     if not back:
         raise discovery.missing_error(len(wanted))
-    for node in () if only else unknown_nodes:  # a site on the list may still join
+    for node in () if discovery.only else unknown_nodes:  # a site on the list may still join
         name = discovery.name_of(node)
         logger.warning("%s is ignored, because it was not part of the resumed run.", name)
     for node, why in sorted(discovery.problems.items()):
@@ -418,24 +394,14 @@ def register_resumed_clients(
 class NodeTracker:
     """Finds clients whose SuperNodes were restarted and have new node ids.
 
-    A node with a client's ``partition-id``, or a site with the client's domain and data, replaces
-    the client's old node only if the latter is no longer connected. Sites that share a domain need
-    a ``partition-id``, or SuperNodes with keys, which keep their node ids. If a client is missing,
-    unknown nodes are asked once. An answer that takes longer than ``timeout``, or longer than a
-    minute, is used in the next round.
+    A node replaces that of a client (`ClientRegistry.recognize`) only if the latter is no longer
+    connected. Sites that share a domain need a ``partition-id``, or SuperNodes with keys, which
+    keep their node ids. If a client is missing, unknown nodes are asked once. A late answer is used
+    in the next round.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        registry: ClientRegistry,
-        timeout: float,
-        stop: threading.Event,
-        settings: ConfigRecord | None = None,
-        only: Collection[str] = (),
-    ) -> None:
-        self.registry = registry
-        self._discovery = NodeDiscovery(grid, min(timeout, 60), stop, settings, only)
+    def __init__(self, discovery: NodeDiscovery, registry: ClientRegistry) -> None:
+        self._discovery, self.registry = discovery, registry
         self._left_out: dict[int, str] = {}
 
     def locate(self) -> bool:

@@ -33,6 +33,7 @@ from fairflower.secure.rounds import train_masked
 from fairflower.server import checkpoint
 from fairflower.server.admission import admit, leave_out, note_withdrawn
 from fairflower.server.checkpoint import Checkpoint
+from fairflower.server.discovery import NodeDiscovery
 from fairflower.server.evaluation import Findings, counts_in
 from fairflower.server.examples import store_examples
 from fairflower.server.folder import LOG, RunFolder
@@ -76,9 +77,10 @@ class RoundLoop:
         shared = SharedModels(setup, folder, grid, self._settings, self._exchange)
         self._elsewhere = shared if alone and setup.registry.sites else self._own_models
         self._released = time.monotonic()
-        who = grid, setup.registry, self.config.round_timeout, stop
         described = self.settings() if by == "clients" else None
-        self._tracker = NodeTracker(*who, described, self.config.listed_sites)
+        patience = min(self.config.round_timeout, 60)
+        others = NodeDiscovery(grid, patience, stop, described, self.config.listed_sites)
+        self._tracker = NodeTracker(others, setup.registry)
 
     def settings(self) -> ConfigRecord:
         """Return the config for messages; a new record each time, because strategies add to it."""
@@ -225,7 +227,6 @@ class RoundLoop:
                 return arrays
 
     def _configure(self, server_round: int, arrays: ArrayRecord) -> list[Message]:
-        """Return the strategy's train messages for a round."""
         strategy, settings = self.strategy, self.settings()
         moved = self._tracker.locate()
         if admit(self.setup, self._tracker, self.folder, server_round) or moved:

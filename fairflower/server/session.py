@@ -8,7 +8,8 @@ import shutil
 import sys
 import threading
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,12 +100,9 @@ class Session:
             "\nError: This run has ended at once. If nobody stopped it, Ray's node on this machine "
             f"was killed, or lacked memory (limited by a scheduler?). {self._remedy(folder)}\n"
         )
-        with _LogFile(folder.path / LOG, encoding="utf-8") as log:
+        with _log_file(folder.path / LOG) as log:
             try:
-                for level, text in setup.remarks:
-                    log.write(level, text)
-                _introduce(setup)
-                self._warn(setup)
+                self._introduce(setup, log)
                 begun = saved or setup.trained
                 done = begun.server_round if begun else 0
                 progress.start(folder.path, done, folder.metrics.primary)
@@ -121,12 +119,12 @@ class Session:
                 folder.finish("stopped")
                 raise
             except OSError as error:
-                log.write("ERROR", "The run failed:", sys.exc_info())
+                _write(log, "ERROR", "The run failed:", sys.exc_info())
                 with suppress(OSError):  # on a full disk the status stays "running"
                     folder.finish("failed", error_text(error))
                 raise WriteError(f"{error_text(error)} {self._remedy(folder)}") from error
             except Exception as error:
-                log.write("ERROR", "The run failed:", sys.exc_info())
+                _write(log, "ERROR", "The run failed:", sys.exc_info())
                 folder.finish("failed", f"{type(error).__name__}: {error}")
                 raise
             except BaseException:  # Ctrl-C, or `flwr stop`: SystemExit or an exception of Flower
@@ -142,15 +140,19 @@ class Session:
         return folder.path
 
     def _remedy(self, folder: RunFolder) -> str:
-        """Return how to go on after a system error."""
         how = f"resume with: fairflower run --resume {shlex.quote(str(folder.path))}"
         if not self.config.checkpoint.every:
             how = "start a new run, because checkpoint.every = 0"
         return f"The finished rounds are in the run folder; {how}"
 
-    def _warn(self, setup: RunSetup) -> None:
-        """Log warnings about settings that have no effect or an unexpected effect."""
-        evaluator, config = setup.evaluator, self.config
+    def _introduce(self, setup: RunSetup, log: logging.Handler) -> None:
+        """Log what was said of the data, which sites take part, and settings without effect."""
+        for level, text in setup.remarks:
+            _write(log, level, text)
+        registry, evaluator, config = setup.registry, setup.evaluator, self.config
+        for client in sorted(registry.infos) if registry.sites else ():
+            logger.info("%s takes part: %s", registry.name_of(client), registry.about(client))
+        note_sites(registry)
         if note := config.client.factory.run_warning(evaluator.model, config.evaluate.by):
             logger.warning(note)
         if config.evaluate.adabn and not evaluator.adabn:
@@ -184,34 +186,25 @@ class Session:
         return folder, saved
 
 
-def _introduce(setup: RunSetup) -> None:
-    """Log which sites take part, and with what; nothing in a simulation."""
-    registry = setup.registry
-    for client in sorted(registry.infos) if registry.sites else ():
-        logger.info("%s takes part: %s", registry.name_of(client), registry.about(client))
-    note_sites(registry)
+@contextmanager
+def _log_file(path: Path) -> Iterator[logging.Handler]:
+    """Copy the log messages of Flower and fairflower to a file.
 
-
-class _LogFile(logging.FileHandler):
-    """Copies the log messages of Flower and fairflower to a file.
-
-    It ignores write errors, such as a full disk, which the run reports anyway.
+    Write errors, such as a full disk, are ignored, because the run reports them anyway.
     """
-
-    def __enter__(self) -> _LogFile:
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        logging.getLogger("flwr").addHandler(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        logging.getLogger("flwr").removeHandler(self)
+    file, root = logging.FileHandler(path, encoding="utf-8"), logging.getLogger("flwr")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    file.handleError = lambda record: None  # type: ignore[method-assign]
+    root.addHandler(file)
+    try:
+        yield file
+    finally:
+        root.removeHandler(file)
         with suppress(OSError):
-            self.close()
+            file.close()
 
-    def write(self, level: str, text: str, exc_info: Any = None) -> None:
-        """Write a text, and an exception's traceback, only to this file."""
-        facts = {"levelname": level, "msg": "%s", "args": (text,), "exc_info": exc_info}
-        self.handle(logging.makeLogRecord(facts))
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Ignore errors when writing the log."""
+def _write(log: logging.Handler, level: str, text: str, exc_info: Any = None) -> None:
+    """Write a text, and an exception's traceback, only to this log."""
+    facts = {"levelname": level, "msg": "%s", "args": (text,), "exc_info": exc_info}
+    log.handle(logging.makeLogRecord(facts))

@@ -40,6 +40,7 @@ from fairflower.secure.protocol import SMALLEST_SUM
 from fairflower.secure.rounds import described
 from fairflower.server import registration
 from fairflower.server.checkpoint import earlier_facts, part_digests
+from fairflower.server.discovery import NodeDiscovery
 from fairflower.server.evaluation import CentralizedEvaluator
 from fairflower.server.history import ADAPTED
 from fairflower.server.privacy import check_reachable
@@ -90,8 +91,7 @@ class RunSetup:
         if not self.registry.withdrawn:
             return
         try:
-            check_training(self.config, self.registry)
-            check_fewest_clients(self.config, self.strategy, self.registry.training)
+            check_training(self.config, self.strategy, self.registry)
         except ConfigError as error:
             names = map(self.registry.name_of, sorted(self.registry.withdrawn))
             raise RoundFailed(f"{', '.join(names)}: withdrawn. {error}") from error
@@ -219,7 +219,6 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     registration.check_num_supernodes(len(registry.nodes), num_clients)
     registry.nodes = {k: registry.nodes[k] for k in range(num_clients)}
     check_client_settings(config, federation)
-    check_training(config, registry)
     if trained:
         federation = registry.known = trained.fitted(federation, config, registry.sites)
     evaluator = CentralizedEvaluator(config, federation)
@@ -228,7 +227,7 @@ def set_up(grid: Grid, config: RunConfig, resume: Path | None, stop: threading.E
     if config.evaluate.by != "clients":  # otherwise the server may lack the tokenizer
         _check_padding(config, evaluator.model)
     strategy = _make_strategy(config, evaluator)
-    check_fewest_clients(config, strategy, registry.training)
+    check_training(config, strategy, registry)
     _check_task(config, strategy, federation)
     if not trained:
         _check_network(config, evaluator, strategy)
@@ -385,26 +384,19 @@ def _register(
     if config.evaluate.by != "clients":
         by_server = config.evaluate.by == "server"  # clients encode rows as they were trained
         federation = prepare(config.data, encoding=encoding if by_server else "")
-        num_clients = len(federation.clients)
-        registry = registration.register_clients(grid, num_clients, timeout, stop)
+        discovery = NodeDiscovery(grid, timeout, stop)
+        registry = registration.register_clients(discovery, len(federation.clients))
         registry.known = federation
         return registry
     settings = ConfigRecord(dict(config.to_flat()))
     if resume and "sites" in (facts := earlier_facts(resume)):
-        earlier, listed = registration.recorded(resume, facts), config.listed_sites
-        registry = registration.register_resumed_clients(
-            grid, earlier, timeout, stop, settings, listed
-        )
+        discovery = NodeDiscovery(grid, timeout, stop, settings, config.listed_sites)
+        earlier = registration.recorded(resume, facts)
+        registry = registration.register_resumed_clients(discovery, earlier)
     else:
-        registry = registration.register_clients(
-            grid,
-            None,
-            timeout,
-            stop,
-            settings,
-            config.site_names or config.sites,
-            config.fewest_sites,
-        )
+        discovery = NodeDiscovery(grid, timeout, stop, settings, config.site_names)
+        sites = config.sites if isinstance(config.sites, int) else 0
+        registry = registration.register_clients(discovery, None, sites, config.fewest_sites)
     data = config.data
     divided = data.dirichlet_alpha or data.corrupted_clients or data.imbalance_factor > 1
     if registry.sites and divided:
@@ -422,21 +414,19 @@ def num_selected(config: RunConfig, num_clients: int) -> int:
 
 
 def check_client_settings(config: RunConfig, federation: Federation) -> None:
-    """Raise ``ConfigError`` or ``DataError`` if clients do not fit the task, or are too few.
-
-    Likewise if their test examples are too few.
-    """
+    """Raise ``ConfigError`` or ``DataError`` if clients do not fit the task, or have few tests."""
     with config.client.naming_failures():
         config.client.factory.check_task(federation.learns, federation.kind, config.train)
     for split in ("test", "validation"):
         if config.evaluates(split) and config.evaluate.by != "server":
             check_clients_can_test(config.data, federation, split)
-    check_num_clients(config, len(federation.clients))
 
 
-def check_training(config: RunConfig, registry: registration.ClientRegistry) -> None:
+def check_training(
+    config: RunConfig, strategy: FairStrategy, registry: registration.ClientRegistry
+) -> None:
     """Raise ``ConfigError`` if too few clients train."""
-    check_num_clients(config, registry.training)
+    check_num_clients(config, strategy, registry.training)
     if registry.sites and registry.training < config.fewest_sites and not config.evaluate.model:
         raise ConfigError(
             f"{registry.training} of {len(registry.nodes)} sites train; the others have withdrawn, "
@@ -445,9 +435,9 @@ def check_training(config: RunConfig, registry: registration.ClientRegistry) -> 
         )
 
 
-def check_num_clients(config: RunConfig, num_clients: int) -> None:
-    """Raise ``ConfigError`` if the settings need more clients in a round than train."""
-    asked = num_selected(config, num_clients)
+def check_num_clients(config: RunConfig, strategy: FairStrategy, num_clients: int) -> None:
+    """Raise ``ConfigError`` if settings or strategy need more clients in a round than train."""
+    asked, (fewest, why) = num_selected(config, num_clients), strategy.fewest_clients
     if config.min_clients > asked:
         raise ConfigError(
             f"min-clients = {config.min_clients}: only {asked} clients are selected per round. "
@@ -460,11 +450,6 @@ def check_num_clients(config: RunConfig, num_clients: int) -> None:
         )
     if config.secure_aggregation:
         check_secure_cohort(asked, SMALLEST_SUM)
-
-
-def check_fewest_clients(config: RunConfig, strategy: FairStrategy, num_clients: int) -> None:
-    """Raise ``ConfigError`` if a round has fewer clients than the strategy can merge."""
-    asked, (fewest, why) = num_selected(config, num_clients), strategy.fewest_clients
     if asked < fewest:
         raise ConfigError(
             f"strategy.name = {config.strategy.name!r} needs {fewest} clients in a round ({why}), "

@@ -431,7 +431,8 @@ def register(
     nodes: list[dict[str, Any]] | InlineGrid, sites: int = 0, timeout: float = 20, **changes: Any
 ) -> Any:
     there = nodes if isinstance(nodes, InlineGrid) else grid(nodes)
-    return register_clients(there, None, timeout, threading.Event(), settings_of(**changes), sites)
+    discovery = NodeDiscovery(there, timeout, threading.Event(), settings_of(**changes))
+    return register_clients(discovery, None, sites)
 
 
 def test_sites_are_numbered_by_domain_and_then_by_node(folders: list[Path]) -> None:
@@ -473,7 +474,7 @@ def again(nodes: list[dict[str, Any]], lost: int, **changes: Any) -> dict[int, i
     there = grid(nodes)
     config = there.contexts.pop(lost).node_config | changes
     there.contexts[7000] = Context(1, 7000, config, RecordDict(), {})
-    tracker = NodeTracker(there, registry, 20, threading.Event(), settings_of())
+    tracker = NodeTracker(NodeDiscovery(there, 20, threading.Event(), settings_of()), registry)
     tracker.locate()
     return registry.nodes
 
@@ -511,7 +512,9 @@ def test_a_restarted_client_of_a_shared_data_set_needs_the_same_data(
         registry, there = register(nodes, **divided), grid(nodes)
         config = there.contexts.pop(1001).node_config | {"data-dir": str(tmp_path / folder)}
         there.contexts[7000] = Context(1, 7000, config, RecordDict(), {})
-        tracker = NodeTracker(there, registry, 20, threading.Event(), settings_of(**divided))
+        tracker = NodeTracker(
+            NodeDiscovery(there, 20, threading.Event(), settings_of(**divided)), registry
+        )
         with caplog.at_level("WARNING", logger="flwr.fairflower"):
             tracker.locate()
         assert registry.nodes[1] == node
@@ -890,4 +893,4 @@ def test_a_site_that_cannot_read_its_data_is_named_and_left_out(
 def test_sites_are_refused_by_a_server_with_its_own_data(folders: list[Path]) -> None:
     nodes = grid([{"domain": "a", "data-dir": folders[0]}])
     with pytest.raises(ConfigError, match=r'evaluate\.by = "clients"'):
-        register_clients(nodes, 1, 0.2, threading.Event())
+        register_clients(NodeDiscovery(nodes, 0.2, threading.Event()), 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import closing
 from typing import Any
-from unittest import mock
 
 import pytest
 import ray
@@ -15,9 +14,8 @@ from flwr.clientapp import ClientApp
 from out_of_memory_client import ERROR, REASON
 
 from fairflower.config import RunConfig
-from fairflower.engines import launch
 from fairflower.engines.ray import RayGrid
-from fairflower.errors import EngineError, GpuMemoryError
+from fairflower.errors import GpuMemoryError
 
 pytestmark = pytest.mark.slow
 
@@ -45,10 +43,10 @@ def train_round(grid: RayGrid) -> list[dict[str, Any]]:
     return [dict(reply.content["metrics"]) for reply in grid.send_and_receive(messages)]
 
 
-def workers(share: float, **options: Any) -> RayGrid:
+def workers(share: float, **settings: Any) -> RayGrid:
     """Return a grid of two workers that share a simulated GPU."""
-    gpu = {"client_gpus": 0.5, "num_gpus": 1}
-    return RayGrid(app_that_needs(share), 6, workers=2, **gpu, **options)
+    config = RunConfig(workers=2, client_gpus=0.5, **settings)
+    return RayGrid(app_that_needs(share), 6, config, num_gpus=1)
 
 
 def test_clients_without_gpu_memory_are_retried_with_fewer_workers(caplog):
@@ -67,7 +65,7 @@ def test_clients_without_gpu_memory_are_retried_with_fewer_workers(caplog):
 def test_a_client_without_enough_gpu_memory_ends_the_run(share, retry, caplog):
     """After a retry, or at once if ``retry`` is false."""
     with (
-        closing(workers(share, retry_out_of_memory=retry)) as grid,
+        closing(workers(share, gpu_memory_errors="retry" if retry else "stop")) as grid,
         pytest.raises(GpuMemoryError) as caught,
     ):
         train_round(grid)
@@ -79,17 +77,8 @@ def test_a_client_without_enough_gpu_memory_ends_the_run(share, retry, caplog):
 def test_a_client_without_enough_memory_on_a_gpu_of_its_own_ends_the_run(caplog):
     app = app_that_needs(2.0)
     with (
-        closing(RayGrid(app, 4, workers=2, client_gpus=1.0, num_gpus=2)) as grid,
+        closing(RayGrid(app, 4, RunConfig(workers=2, client_gpus=1.0), num_gpus=2)) as grid,
         pytest.raises(GpuMemoryError),
     ):
         train_round(grid)
     assert "It is retried" not in caplog.text
-
-
-@pytest.mark.parametrize(("errors", "retry"), [("retry", True), ("stop", False)])
-def test_gpu_memory_errors_sets_whether_clients_are_retried(errors, retry):
-    config = RunConfig.from_flat({"engine": "ray", "gpu-memory-errors": errors})
-    refused = mock.patch.object(launch, "RayGrid", side_effect=EngineError)
-    with refused as made, pytest.raises(EngineError):
-        launch.launch(lambda grid: None, config, 2)
-    assert made.call_args.kwargs["retry_out_of_memory"] is retry

@@ -153,7 +153,7 @@ def test_a_crashed_worker_is_replaced_and_its_client_is_retried_once(tmp_path, m
     settings = {"step": 0.5}
     inline = InlineGrid(foreign_clients(), 40, settings)
     expected = [models(ask(inline)) for _ in range(3)]
-    with closing(RayGrid(foreign_clients(), 40, settings, workers=2)) as grid:
+    with closing(RayGrid(foreign_clients(), 40, RunConfig(workers=2), settings)) as grid:
         puts: list[object] = []
         put = grid._ray.put
         monkeypatch.setattr(grid._ray, "put", lambda record: puts.append(record) or put(record))
@@ -208,7 +208,7 @@ def test_client_states_may_change_size_and_share_arrays_with_messages():
             each_round.append([{n: a.numpy().tolist() for n, a in r.items()} for r in replies])
         return each_round
 
-    with closing(RayGrid(app, 3, workers=2)) as grid:
+    with closing(RayGrid(app, 3, RunConfig(workers=2))) as grid:
         assert rounds(grid) == rounds(InlineGrid(app, 3))
         # Several messages to one node at a time: one of the resulting states is kept.
         content = RecordDict({"arrays": ArrayRecord({"large": Array(WEIGHTS)})})
@@ -230,7 +230,7 @@ def test_the_slowest_client_of_the_previous_round_starts_first():
         record = MetricRecord({"begun": begun, "num-examples": 1})
         return Message(RecordDict({"metrics": record}), reply_to=message)
 
-    with closing(RayGrid(app, 5, workers=1)) as grid:
+    with closing(RayGrid(app, 5, RunConfig(workers=1))) as grid:
         ask(grid)
         begun = {k: reply.content["metrics"]["begun"] for k, reply in ask(grid).items()}
     assert min(begun, key=begun.__getitem__) == 4
@@ -337,7 +337,7 @@ def test_an_app_that_cannot_be_pickled_is_refused_and_ray_is_stopped(monkeypatch
             return Message(RecordDict(), reply_to=message)
 
     with pytest.raises(EngineError, match=r"cannot be sent to Ray's workers \(TypeError"):
-        RayGrid(app, 2, workers=1)
+        RayGrid(app, 2, RunConfig(workers=1))
     assert stopped == [True]
 
 
@@ -358,7 +358,7 @@ def test_the_timeout_is_kept_and_a_late_reply_does_not_change_a_newer_state(tmp_
         metrics = MetricRecord({"rounds": list(seen["rounds"])})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
-    with closing(RayGrid(app, 2, workers=2)) as grid:
+    with closing(RayGrid(app, 2, RunConfig(workers=2))) as grid:
         while len(grid._workers.ready) < 2:  # a single worker would be blocked in round 1
             grid._workers.collect_started()
             time.sleep(0.01)
@@ -403,7 +403,7 @@ def test_no_client_is_left_out_because_another_one_hangs(monkeypatch, caplog):
         return {k: reply.content["metrics"]["n"] for k, reply in replies.items()}
 
     monkeypatch.setattr("fairflower.engines.ray._LATE", 0)
-    with closing(RayGrid(app, 20, workers=2)) as grid:
+    with closing(RayGrid(app, 20, RunConfig(workers=2))) as grid:
         # In the first round the durations are unknown, and no message is sent behind another.
         ask_others(grid, hangs=0)
         assert caplog.text.count("has not answered") == 1  # after its message was discarded

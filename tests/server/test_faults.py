@@ -564,7 +564,9 @@ def test_a_new_node_does_not_replace_a_connected_node():
 
 
 def tracker(grid: InlineGrid, nodes: dict[int, int], timeout: float = 1.0) -> NodeTracker:
-    return NodeTracker(grid, ClientRegistry(dict(nodes), None), timeout, threading.Event())
+    return NodeTracker(
+        NodeDiscovery(grid, timeout, threading.Event()), ClientRegistry(dict(nodes), None)
+    )
 
 
 def located(tracker: NodeTracker) -> dict[int, int]:
@@ -667,7 +669,7 @@ class Answering(InlineGrid):
 def test_registration_names_nodes_with_missing_or_invalid_answers(answer, reason):
     expected = rf"2 of 3 clients.*missing: \[1\](?s:.*)1001: .*{reason}"
     with pytest.raises(ConfigError, match=expected) as caught:
-        register_clients(Answering(answer), 3, timeout=0.3, stop=threading.Event())
+        register_clients(NodeDiscovery(Answering(answer), 0.3, threading.Event()), 3)
     assert ("increase round-timeout" in str(caught.value)) == (answer is None)
 
 
@@ -682,7 +684,7 @@ def test_registration_refuses_two_nodes_with_the_same_partition_id():
     grid = InlineGrid(client_app, 3)
     grid.contexts[1002].node_config["partition-id"] = 1
     with pytest.raises(ConfigError, match=r"Nodes 1001 and 1002 both claim to be client 1"):
-        register_clients(grid, 3, timeout=1, stop=threading.Event())
+        register_clients(NodeDiscovery(grid, 1, threading.Event()), 3)
 
 
 def test_send_and_receive_returns_one_reply_per_message():

@@ -23,6 +23,7 @@ from fairflower.engines.ray import RayGrid
 from fairflower.engines.ray_cluster import Task, TaskQueue
 from fairflower.errors import ConfigError
 from fairflower.server import contents
+from fairflower.server.discovery import NodeDiscovery
 from fairflower.server.folder import RunFolder
 from fairflower.server.registration import register_clients
 
@@ -90,13 +91,15 @@ def test_batches_of_tasks_are_chosen_without_adding_up_all_that_wait(
 
 
 def test_our_engines_ask_one_client_for_all() -> None:
-    by_asking = register_clients(InlineGrid(client_app, 40), 40, 10, threading.Event())
+    by_asking = register_clients(
+        NodeDiscovery(InlineGrid(client_app, 40), 10, threading.Event()), 40
+    )
     grid = InlineGrid(client_app, 40)
     grid.have_same_data = True
     sent: list[Message] = []
     push = grid.push_messages
     grid.push_messages = lambda messages: push(sent.extend(messages) or sent)  # type: ignore[func-returns-value, method-assign]
-    assert register_clients(grid, 40, 10, threading.Event()) == by_asking
+    assert register_clients(NodeDiscovery(grid, 10, threading.Event()), 40) == by_asking
     assert len(sent) == 1
 
 
@@ -106,7 +109,7 @@ def test_if_the_one_client_cannot_answer_the_others_are_asked() -> None:
     first = next(iter(grid.contexts))
     grid.contexts[first].node_config = {}
     with pytest.raises(ConfigError, match=rf"2 of 3 (?s:.*)missing: \[0\](?s:.*)node {first}: "):
-        register_clients(grid, 3, 0.2, threading.Event())
+        register_clients(NodeDiscovery(grid, 0.2, threading.Event()), 3)
 
 
 @pytest.mark.parametrize("by", ["server", "clients"])

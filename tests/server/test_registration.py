@@ -11,6 +11,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from fairflower.client_app import app as client_app
 from fairflower.engines.inline import InlineGrid, send_and_receive
 from fairflower.errors import ConfigError
+from fairflower.server.discovery import NodeDiscovery
 from fairflower.server.registration import register_clients
 
 
@@ -26,7 +27,7 @@ class LateGrid(InlineGrid):
 
 def test_registration_waits_for_all_clients():
     grid = LateGrid(client_app, 5)
-    registry = register_clients(grid, 5, timeout=30, stop=threading.Event())
+    registry = register_clients(NodeDiscovery(grid, 30, threading.Event()), 5)
     assert list(registry.nodes) == [0, 1, 2, 3, 4]
     assert grid.shown == 5
 
@@ -38,7 +39,7 @@ def test_a_node_without_partition_id_is_named():
     with pytest.raises(
         ConfigError, match=rf"missing: \[1\](?s:.*)node {node}: Node .*partition-id"
     ):
-        register_clients(grid, 2, timeout=0.2, stop=threading.Event())
+        register_clients(NodeDiscovery(grid, 0.2, threading.Event()), 2)
 
 
 def test_waiting_for_replies_ends_with_the_timeout():
@@ -58,7 +59,7 @@ def test_nodes_that_disagree_on_the_number_of_clients_are_named(sizes):
     for node, size in zip(grid.contexts, sizes, strict=True):
         grid.contexts[node].node_config["num-partitions"] = size
     with pytest.raises(ConfigError, match=r"num-partitions is 4 at node \d+ and 5 at node \d+"):
-        register_clients(grid, 4, timeout=0.2, stop=threading.Event())
+        register_clients(NodeDiscovery(grid, 0.2, threading.Event()), 4)
 
 
 def test_the_timeout_is_not_extended_by_replies_and_does_not_apply_to_inline_clients():

@@ -31,7 +31,7 @@ from fairflower.errors import ConfigError, RoundFailed
 from fairflower.flower_compat import OneSentence, SiteKey
 from fairflower.report import read_run
 from fairflower.server.checkpoint import resumed_config
-from fairflower.server.discovery import incompatible
+from fairflower.server.discovery import NodeDiscovery, incompatible
 from fairflower.server.registration import NodeTracker, register_clients
 from fairflower.server.session import Session
 
@@ -188,8 +188,12 @@ def test_a_site_with_another_key_is_refused_by_name(
         Session(NamedGrid(moved), config, Console(quiet=True)).run()
 
     settings = ConfigRecord(dict(RunConfig.from_flat(SMALL).to_flat()))
-    registry = register_clients(NamedGrid(sites), None, 1, threading.Event(), settings, NAMES)
-    tracker = NodeTracker(NamedGrid(moved), registry, 1, threading.Event(), settings, NAMES)
+
+    def discovery(there: Any) -> NodeDiscovery:
+        return NodeDiscovery(NamedGrid(there), 1, threading.Event(), settings, NAMES)
+
+    registry = register_clients(discovery(sites))
+    tracker = NodeTracker(discovery(moved), registry)
     assert not tracker.locate()
     assert registry.nodes[0] == 1000
     assert "north is ignored: north has another key" in caplog.text
