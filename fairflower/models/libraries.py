@@ -64,8 +64,7 @@ class TimmPromptViT(PromptViT):
             tokens = torch.cat([tokens, prompts], 1)
         for block in vit.blocks:
             tokens = block(tokens)
-        z: Tensor = vit.forward_head(vit.norm(tokens)[:, :count], pre_logits=True)
-        return z
+        return vit.forward_head(vit.norm(tokens)[:, :count], pre_logits=True)
 
 
 def timm(
@@ -86,7 +85,7 @@ def timm(
     Raises ``ConfigError`` if timm does not have this network, or the weights are not available or
     belong to another network, and ``NotInstalled`` if timm is not installed.
     """
-    body: Any = _body(name, weights, image_size)
+    body = _body(name, weights, image_size)
     accepted = getattr(getattr(body, "patch_embed", None), "img_size", None)
     size = (image_size, image_size) if image_size else None  # None: of any height and width
     if body.pretrained_cfg.get("fixed_input_size") and accepted:
@@ -130,7 +129,7 @@ def prompt_timm(
 vpt_timm = partial(prompt_timm, gc_net=False)
 
 
-def _body(name: str, weights: str, image_size: int) -> nn.Module:
+def _body(name: str, weights: str, image_size: int) -> Any:
     require("timm", f"The network {name!r} from timm")
     import timm as library
 
@@ -241,7 +240,7 @@ class HFCausal(BodyClassifier):
     def features(self, x: Tensor) -> Tensor:
         """Map token ids, int64 [N, L], to the inputs of the last layer, [N, L, width]."""
         output: Any = self.body.base_model(**_inputs(x, self.pad), use_cache=False)
-        return output.last_hidden_state.to(torch.float32)  # type: ignore[no-any-return]
+        return output.last_hidden_state.to(torch.float32)
 
     def represent(self, x: Tensor) -> Tensor:
         """Map token ids to the mean of the features of places with a token, [N, width]."""
@@ -429,8 +428,7 @@ class SMPSegmenter(Segmenter):
         self.body, self.stride = body, stride
 
     def maps(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.body(x)
-        return logits
+        return self.body(x)
 
 
 def smp(

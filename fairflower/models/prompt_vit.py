@@ -91,8 +91,7 @@ class PromptViT(Classifier):
         """Return the type-specific prompt h [N, d] of each image, which is 0 without GC-Net."""
         if self.gc_net is None:
             return x.new_zeros(x.shape[0], self.prompts.shape[1])
-        h: Tensor = self.gc_net(self.first_stage(x))
-        return h
+        return self.gc_net(self.first_stage(x))
 
     def prompted(self, x: Tensor, h: Tensor) -> Tensor:
         """Return z [N, d] of images for the prompts p + h, where h has the shape [N, d]."""
