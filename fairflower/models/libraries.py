@@ -4,7 +4,6 @@ import difflib
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -125,8 +124,16 @@ def prompt_timm(
     return TimmPromptViT(vit, num_classes, shape, gc_net)
 
 
-#: The network for ``model.name = "vpt-timm:NAME"``, without GC-Net.
-vpt_timm = partial(prompt_timm, gc_net=False)
+def vpt_timm(
+    name: str,
+    num_classes: int,
+    shape: tuple[int, int, int],
+    weights: str = "",
+    *,
+    image_size: Annotated[int, Range(0)] = 0,
+) -> TimmPromptViT:
+    """Build the network for ``model.name = "vpt-timm:NAME"``, without GC-Net."""
+    return prompt_timm(name, num_classes, shape, weights, gc_net=False, image_size=image_size)
 
 
 def _body(name: str, weights: str, image_size: int) -> Any:

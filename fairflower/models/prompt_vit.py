@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -150,8 +150,9 @@ def prompt_vit_tiny(
     return model
 
 
-#: ``vpt-vit-tiny`` is ``prompt-vit-tiny`` without GC-Net; it has 1,802 trained parameters.
-vpt_vit_tiny = partial(prompt_vit_tiny, gc_net=False)
+def vpt_vit_tiny(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
+    """Build ``vpt-vit-tiny``, without GC-Net; it has 1,802 trained parameters."""
+    return prompt_vit_tiny(num_classes, shape, weights, gc_net=False)
 
 
 def prompt_vit_b_16(
@@ -170,8 +171,9 @@ def prompt_vit_b_16(
     return model
 
 
-#: ``vpt-vit-b-16`` is ``prompt-vit-b-16`` without GC-Net; it has 10,762 trained parameters.
-vpt_vit_b_16 = partial(prompt_vit_b_16, gc_net=False)
+def vpt_vit_b_16(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
+    """Build ``vpt-vit-b-16``, without GC-Net; it has 10,762 trained parameters."""
+    return prompt_vit_b_16(num_classes, shape, weights, gc_net=False)
 
 
 def vit_tiny(num_classes: int = 1) -> VisionTransformer:
