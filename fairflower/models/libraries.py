@@ -338,7 +338,6 @@ def _without_head(body: nn.Module, prefix: str, labels: int) -> int:
 
 
 def _check_fit(name: str, config: Any, auto: Any, shape: tuple[int, ...]) -> None:
-    """Raise ``ConfigError`` if the network does not support the kind or size of the examples."""
     if type(config) not in auto._model_mapping:
         kind = "classifier for texts" if len(shape) == 2 else "classifier for images"
         kind = "causal language model" if "CausalLM" in auto.__name__ else kind
@@ -363,7 +362,6 @@ def _check_fit(name: str, config: Any, auto: Any, shape: tuple[int, ...]) -> Non
 
 
 def _check_length(name: str, body: nn.Module, config: Any, length: int) -> None:
-    """Raise ``ConfigError`` if texts have more tokens than the network has positions."""
     most = getattr(config, "max_position_embeddings", None) or length
     for key, layer in body.named_modules():
         # RoBERTa and its relatives count positions from padding_idx + 1.

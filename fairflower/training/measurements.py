@@ -63,7 +63,6 @@ def balanced_accuracy(trainer: Trainer) -> float:
 
 
 def _predicted(trainer: Trainer) -> NDArray[Any]:
-    """Return the predicted classes of the training examples, int64 [N]."""
     with torch.inference_mode():
         batches = trainer.train_examples.eval_batches(trainer.eval_batch_size)
         return torch.cat([trainer.task.predict(trainer.model(x)) for x, _ in batches]).cpu().numpy()
