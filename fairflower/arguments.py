@@ -243,10 +243,8 @@ class Configurable:
 
 def argument_specs(factory: Callable[..., Any]) -> Mapping[str, ArgumentSpec]:
     """Return keyword-only arguments of a class or function, except those shared by all methods."""
-    while isinstance(factory, functools.partial):  # what it sets is no argument
-        factory = factory.func
     if not isinstance(factory, type):
-        return _keyword_specs(factory)
+        return _keyword_specs(getattr(factory, "func", factory))  # func: of a partial
     if issubclass(factory, Configurable):
         return factory.argument_specs()
     return constructor_specs(factory)

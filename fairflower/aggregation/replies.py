@@ -220,7 +220,6 @@ class Replies:
 
 
 def _without_client(reason: str, client: int) -> str:
-    """Return a reason without the client's id at its beginning."""
     return reason.removeprefix(f"Client {client}: ")
 
 

@@ -402,7 +402,6 @@ def _finite(
 
 
 def _check_arrays(name: str, merged: Any, received: Arrays) -> None:
-    """Raise ``StrategyError`` if a strategy's `merge` did not return the arrays of a model."""
     remedy = "Return a dict with the names, shapes and types of `cohort.received`."
     for value in merged.values() if isinstance(merged, Mapping) else [merged]:
         if not isinstance(value, (np.ndarray, np.generic)):

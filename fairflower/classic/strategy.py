@@ -206,7 +206,6 @@ class LegacyStrategy(ClassicFedAvg):  # type: ignore[misc]
         return (None if merged is None else _parameters(merged)), means
 
     def _check_secure_aggregation(self) -> None:
-        """Raise ``ValueError`` if the strategy needs more than the mean of the models."""
         ours = self.strategy
         extra = [name for name in _NEED_UPDATES if getattr(ours, name) not in (None, 1, ())]
         if type(ours) is not FedAvg or extra:

@@ -93,8 +93,7 @@ class Classifier(Model):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map examples to logits [N, classes]."""
-        logits: Tensor = self.head(self.features(x))
-        return logits
+        return self.head(self.features(x))
 
     def represent(self, x: Tensor) -> Tensor:
         """Map examples to vectors [N, D] that represent the client; by default, the features."""
@@ -123,8 +122,7 @@ class PlainNetwork(Classifier):
         self.body, self.head = body, head
 
     def features(self, x: Tensor) -> Tensor:
-        features: Tensor = self.body(x)
-        return features
+        return self.body(x)
 
 
 class WholeNetwork(Model):
@@ -135,8 +133,7 @@ class WholeNetwork(Model):
         self.body = body
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.body(x)
-        return output
+        return self.body(x)
 
 
 def cache_first_stage(x: Tensor, result: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ import difflib
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -64,8 +63,7 @@ class TimmPromptViT(PromptViT):
             tokens = torch.cat([tokens, prompts], 1)
         for block in vit.blocks:
             tokens = block(tokens)
-        z: Tensor = vit.forward_head(vit.norm(tokens)[:, :count], pre_logits=True)
-        return z
+        return vit.forward_head(vit.norm(tokens)[:, :count], pre_logits=True)
 
 
 def timm(
@@ -86,7 +84,7 @@ def timm(
     Raises ``ConfigError`` if timm does not have this network, or the weights are not available or
     belong to another network, and ``NotInstalled`` if timm is not installed.
     """
-    body: Any = _body(name, weights, image_size)
+    body = _body(name, weights, image_size)
     accepted = getattr(getattr(body, "patch_embed", None), "img_size", None)
     size = (image_size, image_size) if image_size else None  # None: of any height and width
     if body.pretrained_cfg.get("fixed_input_size") and accepted:
@@ -126,11 +124,19 @@ def prompt_timm(
     return TimmPromptViT(vit, num_classes, shape, gc_net)
 
 
-#: The network for ``model.name = "vpt-timm:NAME"``, without GC-Net.
-vpt_timm = partial(prompt_timm, gc_net=False)
+def vpt_timm(
+    name: str,
+    num_classes: int,
+    shape: tuple[int, int, int],
+    weights: str = "",
+    *,
+    image_size: Annotated[int, Range(0)] = 0,
+) -> TimmPromptViT:
+    """Build the network for ``model.name = "vpt-timm:NAME"``, without GC-Net."""
+    return prompt_timm(name, num_classes, shape, weights, gc_net=False, image_size=image_size)
 
 
-def _body(name: str, weights: str, image_size: int) -> nn.Module:
+def _body(name: str, weights: str, image_size: int) -> Any:
     require("timm", f"The network {name!r} from timm")
     import timm as library
 
@@ -241,7 +247,7 @@ class HFCausal(BodyClassifier):
     def features(self, x: Tensor) -> Tensor:
         """Map token ids, int64 [N, L], to the inputs of the last layer, [N, L, width]."""
         output: Any = self.body.base_model(**_inputs(x, self.pad), use_cache=False)
-        return output.last_hidden_state.to(torch.float32)  # type: ignore[no-any-return]
+        return output.last_hidden_state.to(torch.float32)
 
     def represent(self, x: Tensor) -> Tensor:
         """Map token ids to the mean of the features of places with a token, [N, width]."""
@@ -332,7 +338,6 @@ def _without_head(body: nn.Module, prefix: str, labels: int) -> int:
 
 
 def _check_fit(name: str, config: Any, auto: Any, shape: tuple[int, ...]) -> None:
-    """Raise ``ConfigError`` if the network does not support the kind or size of the examples."""
     if type(config) not in auto._model_mapping:
         kind = "classifier for texts" if len(shape) == 2 else "classifier for images"
         kind = "causal language model" if "CausalLM" in auto.__name__ else kind
@@ -357,7 +362,6 @@ def _check_fit(name: str, config: Any, auto: Any, shape: tuple[int, ...]) -> Non
 
 
 def _check_length(name: str, body: nn.Module, config: Any, length: int) -> None:
-    """Raise ``ConfigError`` if texts have more tokens than the network has positions."""
     most = getattr(config, "max_position_embeddings", None) or length
     for key, layer in body.named_modules():
         # RoBERTa and its relatives count positions from padding_idx + 1.
@@ -429,8 +433,7 @@ class SMPSegmenter(Segmenter):
         self.body, self.stride = body, stride
 
     def maps(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.body(x)
-        return logits
+        return self.body(x)
 
 
 def smp(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -91,8 +91,7 @@ class PromptViT(Classifier):
         """Return the type-specific prompt h [N, d] of each image, which is 0 without GC-Net."""
         if self.gc_net is None:
             return x.new_zeros(x.shape[0], self.prompts.shape[1])
-        h: Tensor = self.gc_net(self.first_stage(x))
-        return h
+        return self.gc_net(self.first_stage(x))
 
     def prompted(self, x: Tensor, h: Tensor) -> Tensor:
         """Return z [N, d] of images for the prompts p + h, where h has the shape [N, d]."""
@@ -151,8 +150,9 @@ def prompt_vit_tiny(
     return model
 
 
-#: ``vpt-vit-tiny`` is ``prompt-vit-tiny`` without GC-Net; it has 1,802 trained parameters.
-vpt_vit_tiny = partial(prompt_vit_tiny, gc_net=False)
+def vpt_vit_tiny(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
+    """Build ``vpt-vit-tiny``, without GC-Net; it has 1,802 trained parameters."""
+    return prompt_vit_tiny(num_classes, shape, weights, gc_net=False)
 
 
 def prompt_vit_b_16(
@@ -171,8 +171,9 @@ def prompt_vit_b_16(
     return model
 
 
-#: ``vpt-vit-b-16`` is ``prompt-vit-b-16`` without GC-Net; it has 10,762 trained parameters.
-vpt_vit_b_16 = partial(prompt_vit_b_16, gc_net=False)
+def vpt_vit_b_16(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> PromptViT:
+    """Build ``vpt-vit-b-16``, without GC-Net; it has 10,762 trained parameters."""
+    return prompt_vit_b_16(num_classes, shape, weights, gc_net=False)
 
 
 def vit_tiny(num_classes: int = 1) -> VisionTransformer:

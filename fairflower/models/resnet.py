@@ -1,7 +1,6 @@
 """ResNets with basic blocks (He et al. 2016): the papers' small ResNets and ResNet-18."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import torchvision
 from torch import nn
@@ -24,6 +23,19 @@ class ResNet(PlainNetwork):
         network = torchvision.models.ResNet(BasicBlock, list(blocks), num_classes)
         head, network.fc = network.fc, nn.Identity()
         super().__init__(network, head)
+
+
+def resnet10(num_classes: int, shape: tuple[int, int, int]) -> ResNet:
+    """Build ResNet-10 for small images, the network of FedHEAL and FedEquilibria.
+
+    It has one block per stage, and 4,903,242 parameters for color images and ten classes.
+    """
+    return _small_image_resnet((1, 1, 1, 1), num_classes, shape)
+
+
+def resnet12(num_classes: int, shape: tuple[int, int, int]) -> ResNet:
+    """Build ResNet-12: ResNet-10 with a second block in the first stage, 4,977,226 parameters."""
+    return _small_image_resnet((2, 1, 1, 1), num_classes, shape)
 
 
 def resnet18(num_classes: int, shape: tuple[int, int, int], weights: str = "") -> ResNet:
@@ -59,7 +71,7 @@ vars(resnet18).update(sent_whole=True)
 def _small_image_resnet(
     blocks: Sequence[int], num_classes: int, shape: tuple[int, int, int]
 ) -> ResNet:
-    """Build a ResNet for small images: a 3x3 stem, no max-pool, and PyTorch's initialization.
+    """Build a ResNet with a 3x3 stem, without max-pool and with PyTorch's initialization.
 
     The stem has stride 1. torchvision initializes convolutions from another distribution (He et al.
     2015, fan-out), but FedHEAL's released network uses PyTorch's default.
@@ -71,11 +83,3 @@ def _small_image_resnet(
         if isinstance(module, (nn.Conv2d, nn.BatchNorm2d, nn.Linear)):
             module.reset_parameters()
     return model
-
-
-#: ResNet-10, the network of FedHEAL and FedEquilibria: one block per stage, and 4,903,242
-#: parameters for color images and ten classes.
-resnet10 = partial(_small_image_resnet, (1, 1, 1, 1))
-
-#: ResNet-12: ResNet-10 with a second block in the first stage, 4,977,226 parameters.
-resnet12 = partial(_small_image_resnet, (2, 1, 1, 1))

@@ -94,7 +94,7 @@ class MLP(Classifier):
         self.head = nn.Linear(hidden, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        return self.layer2(self.layer1(x.flatten(1)).relu()).relu()  # type: ignore[no-any-return]
+        return self.layer2(self.layer1(x.flatten(1)).relu()).relu()
 
 
 class EmbeddingBag(Classifier):
@@ -170,7 +170,7 @@ class GPT(Classifier):
         x = self.tokens(x) + self.places(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks:
             x = block(x)
-        return self.norm(x)  # type: ignore[no-any-return]
+        return self.norm(x)
 
     def represent(self, x: Tensor) -> Tensor:
         """Map token ids to the mean of the vectors at their places, without padding, [N, width]."""
@@ -193,4 +193,4 @@ class _Block(nn.Module):
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.join(seen.transpose(1, 2).flatten(2))
         hidden = F.gelu(self.layer1(self.norm2(x)), approximate="tanh")
-        return x + self.layer2(hidden)  # type: ignore[no-any-return]
+        return x + self.layer2(hidden)

@@ -87,8 +87,7 @@ class UNet(Segmenter):
         x = deepest(x)
         for up, merge in zip(self.up, self.merge, strict=True):
             x = merge(torch.cat([kept.pop(), up(x)], 1))
-        logits: Tensor = self.last(x)
-        return logits
+        return self.last(x)
 
 
 def _block(inputs: int, outputs: int, norm: Literal["group", "batch"]) -> nn.Sequential:

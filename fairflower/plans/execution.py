@@ -163,7 +163,8 @@ def _masks(config: RunConfig, clients: int) -> str:
     selected = num_selected(config, clients)
     check_secure_cohort(selected, SMALLEST_SUM)
     shares, threshold = shares_of(selected)
-    return f"sums over {selected} clients, of which up to {shares - threshold} may fail during training"
+    failing = shares - threshold
+    return f"sums over {selected} clients, of which up to {failing} may fail during training"
 
 
 def remaining_plan(plan: Plan, folder: Path, console: Console) -> Plan:

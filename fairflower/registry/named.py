@@ -86,10 +86,9 @@ class Registry(UserDict[str, Any]):
         if name in self.data:
             return resolve_name(self.place(name))
         if family := self.family(name):
-            place = f"{self.package}.{self.families[family]}"
-            function = resolve_name(place)
+            function = resolve_name(f"{self.package}.{self.families[family]}")
             member = functools.partial(function, name.partition(":")[2])
-            named = {"__module__": place.partition(":")[0], "__name__": name}
+            named = {"__module__": function.__module__, "__name__": name}
             member.__dict__.update(vars(function) | named)
             return member
         claims = [offer for offer in _entry_points(self.group) if name in (offer.name, offer.value)]

@@ -42,8 +42,7 @@ class FeatureTrainer(Trainer):
         own = exchanged_arrays(self.model)  # bfloat16 was sent and stored as float32
         lent = {f"model.{name}": tensor.to(own[name].dtype) for name, tensor in arrays.items()}
         with torch.no_grad(), eval_mode(self.model):
-            z: Tensor = functional_call(self._extractor, lent, (x,))
-        return at_least_float32(z)
+            return at_least_float32(functional_call(self._extractor, lent, (x,)))
 
 
 class PrototypeTrainer(FeatureTrainer):

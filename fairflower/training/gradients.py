@@ -75,7 +75,6 @@ def mean_loss(model: nn.Module, data: Batches, *, task: Task | None = None) -> f
         return _mean(model, data, task)[0]
 
 
-@torch.enable_grad()
 def sharpness(
     model: nn.Module, data: Batches, *, rho: float = 0.05, task: Task | None = None
 ) -> float:

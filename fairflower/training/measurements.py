@@ -63,38 +63,29 @@ def balanced_accuracy(trainer: Trainer) -> float:
 
 
 def _predicted(trainer: Trainer) -> NDArray[Any]:
-    """Return the predicted classes of the training examples, int64 [N]."""
     with torch.inference_mode():
         batches = trainer.train_examples.eval_batches(trainer.eval_batch_size)
         return torch.cat([trainer.task.predict(trainer.model(x)) for x, _ in batches]).cpu().numpy()
 
 
-def without_own_part(measure: Callable[[Trainer], float]) -> Callable[[Trainer], float]:
-    """Return a function that measures the received model without the client's part in it.
+def without_own_part(trainer: Trainer, measure: Callable[[Trainer], float]) -> float:
+    """Measure the received model without the client's part in it.
 
     The measured model is theta_-k = (theta - c theta_k) / (1 - c), where theta_k is the model that
     the client trained in its last round, and c its ``coefficient`` in the received model, which the
     server sends. If theta_k or c is missing, the received model is measured.
     """
-
-    def measure_the_rest(trainer: Trainer) -> float:
-        c = float(trainer.round_config.get("coefficient", 0))
-        trained = trainer.state.get(LAST_TRAINED)
-        if trained is None or not 0 < c < 1:
-            return measure(trainer)
-        received, parameters = trainer.send(), trainable(trainer.model)
-        try:
-            trainer.receive(
-                {
-                    name: _rest(name, a, trained[name], c, name in parameters)
-                    for name, a in received.items()
-                }
-            )
-            return measure(trainer)
-        finally:
-            trainer.receive(received)
-
-    return measure_the_rest
+    c = float(trainer.round_config.get("coefficient", 0))
+    trained = trainer.state.get(LAST_TRAINED)
+    if trained is None or not 0 < c < 1:
+        return measure(trainer)
+    received, parameters = trainer.send(), trainable(trainer.model)
+    rest = {n: _rest(n, a, trained[n], c, n in parameters) for n, a in received.items()}
+    try:
+        trainer.receive(rest)
+        return measure(trainer)
+    finally:
+        trainer.receive(received)
 
 
 def _rest(
@@ -191,9 +182,9 @@ COMPUTE: dict[str, Callable[[Trainer], Any]] = {
     "perturbed_loss": lambda t: losses_at(
         t.model, t.train_examples, rho=t.measure_rho, task=t.task
     )[1],
-    "minus_score": without_own_part(score),
-    "minus_accuracy": without_own_part(score),
-    "minus_balanced_accuracy": without_own_part(balanced_accuracy),
+    "minus_score": lambda t: without_own_part(t, score),
+    "minus_accuracy": lambda t: without_own_part(t, score),
+    "minus_balanced_accuracy": lambda t: without_own_part(t, balanced_accuracy),
     "gradient": lambda t: mean_gradient(t.model, t.train_examples, task=t.task),
     "steps": lambda t: t.steps,
     "trained_loss": lambda t: t.evaluate(t.train_examples)["loss"],

@@ -102,6 +102,7 @@ MODEL = {"w": np.zeros(2, np.float32)}
         {"mean": OTHERS[0]},
         {"statistics": OTHERS[0, 0]},
         {"statistics": OTHERS},
+        {"statistics": OTHERS[0], "more": OTHERS[0]},
         {"statistics": OTHERS[0].astype(np.float64)},
         {"statistics": np.array([[0.5], [0.0]], np.float32)},
         {"statistics": np.array([[np.nan], [0.1]], np.float32)},
