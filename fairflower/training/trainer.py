@@ -40,66 +40,8 @@ from fairflower.training.modes import (
 )
 
 
-class Trainer(Configurable):
-    """Base class of all trainers; on its own, it does plain local training.
-
-    A round is ``receive(arrays)``, ``train(server_round)``, ``send()``. The result depends only on
-    the received arrays, ``shared``, ``state``, the data, the settings, the seed, the client id and
-    the round. It does not depend on the worker, nor on earlier calls. `make_client_app` runs rounds
-    for Flower's messages, and `fairflower.classic.client.NumPyTrainer` for classic apps.
-
-    A method is a subclass that overrides some of ``begin``, ``loss``, ``adjust_gradients``,
-    ``step`` and ``end``. Its hyper-parameters are keyword arguments of its constructor.
-
-    Parameters
-    ----------
-    model
-        The network, which is moved to ``device``. Server and clients exchange the arrays of its
-        state dict (parameters and buffers), with their types (bfloat16 as float32); a `Classifier`
-        may exclude some (``Classifier.exchanged_arrays``).
-    data
-        The client's examples. Raises ``ConfigError`` if the method cannot train on their kind.
-    settings
-        Epochs, batch size, learning rate, momentum, weight decay and precision. With any precision,
-        the arrays of the model, of the optimizer and of ``send`` are float32, as are all
-        computations outside of training steps.
-    client_id
-        The partition id; sent with every reply as ``client-id``.
-    seed
-        The run's seed, from which the seeds of a client's rounds are derived.
-    device
-        See `fairflower.clients.choose_device`.
-
-    Attributes
-    ----------
-    state
-        The client's state between rounds, which stays on its machine: a dict of named arrays for
-        each part of the state. It is empty in the client's first round. Read it in ``begin``, and
-        write it in ``end``.
-    shared
-        Arrays that the server sent with the model: a dict of named arrays for each exchange.
-    returns
-        Arrays for the exchanges, which are sent with the trained model. Write them in ``end``.
-    steps
-        Number of optimizer steps in this round so far.
-    round_config
-        Config of this round's message.
-    num_rounds
-        Number of rounds of the run, for methods with a schedule; 0 means unknown.
-
-    Examples
-    --------
-    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
-    >>> trainer = Trainer(tiny_model(), data(), SETTINGS, client_id=0, seed=0)
-    >>> list(trainer.train(server_round=1))
-    ['train_loss']
-
-    See Also
-    --------
-    fairflower.testing.check_trainer : Checks a subclass.
-    """
-
-    # --- what a method declares ---------------------------------------------------------
+class TrainerSpec(Configurable):
+    """Declarations of a trainer, as class attributes and class methods."""
 
     #: Paper of the method, for ``fairflower list``.
     paper: ClassVar[str] = ""
@@ -207,7 +149,66 @@ class Trainer(Configurable):
                 "client.name."
             )
 
-    # --- what an app or a message sets --------------------------------------------------
+
+# A direct subclass of Configurable is a base class of methods, whose arguments are shared.
+class Trainer(TrainerSpec, Configurable):
+    """Base class of all trainers; on its own, it does plain local training.
+
+    A round is ``receive(arrays)``, ``train(server_round)``, ``send()``. The result depends only on
+    the received arrays, ``shared``, ``state``, the data, the settings, the seed, the client id and
+    the round. It does not depend on the worker, nor on earlier calls. `make_client_app` runs rounds
+    for Flower's messages, and `fairflower.classic.client.NumPyTrainer` for classic apps.
+
+    A method is a subclass that overrides some of ``begin``, ``loss``, ``adjust_gradients``,
+    ``step`` and ``end``. Its hyper-parameters are keyword arguments of its constructor.
+
+    Parameters
+    ----------
+    model
+        The network, which is moved to ``device``. Server and clients exchange the arrays of its
+        state dict (parameters and buffers), with their types (bfloat16 as float32); a `Classifier`
+        may exclude some (``Classifier.exchanged_arrays``).
+    data
+        The client's examples. Raises ``ConfigError`` if the method cannot train on their kind.
+    settings
+        Epochs, batch size, learning rate, momentum, weight decay and precision. With any precision,
+        the arrays of the model, of the optimizer and of ``send`` are float32, as are all
+        computations outside of training steps.
+    client_id
+        The partition id; sent with every reply as ``client-id``.
+    seed
+        The run's seed, from which the seeds of a client's rounds are derived.
+    device
+        See `fairflower.clients.choose_device`.
+
+    Attributes
+    ----------
+    state
+        The client's state between rounds, which stays on its machine: a dict of named arrays for
+        each part of the state. It is empty in the client's first round. Read it in ``begin``, and
+        write it in ``end``.
+    shared
+        Arrays that the server sent with the model: a dict of named arrays for each exchange.
+    returns
+        Arrays for the exchanges, which are sent with the trained model. Write them in ``end``.
+    steps
+        Number of optimizer steps in this round so far.
+    round_config
+        Config of this round's message.
+    num_rounds
+        Number of rounds of the run, for methods with a schedule; 0 means unknown.
+
+    Examples
+    --------
+    >>> from fairflower.testing.federations import SETTINGS, data, tiny_model
+    >>> trainer = Trainer(tiny_model(), data(), SETTINGS, client_id=0, seed=0)
+    >>> list(trainer.train(server_round=1))
+    ['train_loss']
+
+    See Also
+    --------
+    fairflower.testing.check_trainer : Checks a subclass.
+    """
 
     #: Number of examples per forward pass without training; affects only speed and memory.
     eval_batch_size = 500
