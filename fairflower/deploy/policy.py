@@ -153,8 +153,8 @@ class Policy:
         built_in = {name: STRATEGIES[name] for name in self.strategies if name in STRATEGIES.data}
         never = [
             name
-            for name, kind in built_in.items()  # with some arguments
-            if not self._protects(kind.sums_suffice, is_proven(kind))
+            for name, kind in built_in.items()
+            if not self._protects(kind.sums_suffice, is_proven(kind))  # with some arguments
         ]
         if not never:
             return
@@ -165,10 +165,8 @@ class Policy:
 
     def _protects(self, masks: bool, noise: bool) -> bool:
         """Return whether masks, noise on the model, or both are the protection."""
-        both = {"none": True, "either": masks or noise}
-        return (both | {"secure-aggregation": masks, "differential-privacy": noise})[
-            self.protection
-        ]
+        alone = {"none": True, "secure-aggregation": masks, "differential-privacy": noise}
+        return alone.get(self.protection, masks or noise)
 
     def _require_masks(self, key: str) -> None:
         if self.protection != KEY:

@@ -232,7 +232,7 @@ def early_stop_reason(config: RunConfig, history: History) -> str:
     return f"{since}; stop.patience = {stop.patience}"
 
 
-def domain_means(
+def _domain_means(
     answers: Mapping[int, MetricRecord], keys: Mapping[str, str], federation: Federation
 ) -> dict[str, dict[str, float]]:
     """Return the mean metrics of each tested domain, weighted by its clients' test examples.
@@ -275,7 +275,7 @@ def test_keys(
 def domain_scores(
     answers: Mapping[int, MetricRecord], keys: Mapping[str, str], federation: Federation
 ) -> dict[str, dict[str, float]]:
-    """Return the metrics of each tested domain: `domain_means`, and scores of the sums sent.
+    """Return the metrics of each tested domain: means, and scores of the sums sent.
 
     Scores that sums do not define, or that are out of their range, are the means over clients.
     """
@@ -284,7 +284,7 @@ def domain_scores(
     keys = {score.name: score.name for score in by_label} | {**keys}
     everywhere = set.intersection(*map(_numbers, answers.values())) if answers else set[str]()
     sums = {name: name for name in sorted(everywhere) if name not in keys.values()}
-    means = domain_means(answers, {**sums, **keys}, federation)
+    means = _domain_means(answers, {**sums, **keys}, federation)
     results = {d: {n: v for n, v in of.items() if n in keys} for d, of in means.items()}
     ranges = {score.name: Range(score.low, score.high) for score in task.scores}
     for domain, values in means.items():
