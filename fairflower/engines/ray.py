@@ -96,7 +96,7 @@ class RayGrid(inline.InlineGrid):
         last_words.begin()
         self._queue = TaskQueue()
         self._arrived: dict[str, Message] = {}  # id of a message -> its reply
-        self._states: dict[int, Any] = {}  # node -> reference to its state; missing if empty
+        self._states: dict[int, Any] = {}  # node -> reference to its state; None if it is empty
         #: Node -> id of its newest message. Late replies to older ones do not change its state.
         self._newest: dict[int, str] = {}
         try:

@@ -497,7 +497,7 @@ def _kind(task: Task) -> tuple[int, str]:
 
 @dataclass
 class Batch:
-    """Messages that a worker answers in one call, and references to large new states of nodes."""
+    """Messages that a worker answers in one call, and references to the nodes' new states."""
 
     tasks: list[Task]
     states: list[Any]

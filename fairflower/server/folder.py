@@ -163,11 +163,6 @@ class RunFolder:
         session |= {"changed": changed} if changed else {}
         folder._facts.setdefault("resumed", []).append(session)
         folder._write_facts()
-        (path / contents.BEST).unlink(missing_ok=True)  # it may be of a later round
-        if saved:
-            folder.write_model(saved.model)
-        if saved and saved.best_round:
-            folder.write_best(saved.best_round, saved.best or saved.model, config)
         return folder
 
     @property
@@ -277,6 +272,14 @@ class RunFolder:
         if not alone:
             _replace(self.path / contents.BEST, save(_dense(arrays), {"round": str(server_round)}))
         self.note("best", {"round": server_round, "by": config.best})
+
+    def write_models(self, saved: Checkpoint | None, config: RunConfig) -> None:
+        """Replace the models by those of a checkpoint; they may be of a later round."""
+        (self.path / contents.BEST).unlink(missing_ok=True)
+        if saved:
+            self.write_model(saved.model)
+        if saved and saved.best_round:
+            self.write_best(saved.best_round, saved.best or saved.model, config)
 
     def finish(self, status: str, error: str | None = None) -> None:
         """Write the final status (completed, stopped or failed), and unlock the folder."""

@@ -116,7 +116,7 @@ class ClientRegistry:
             return False
         try:
             return site_client_info(client, site, federation) == federation.clients[client]
-        except (ValueError, IndexError):  # a class that no site had
+        except (LookupError, ValueError):  # a class that no site had
             return False
 
     def recognize(
@@ -135,7 +135,7 @@ class ClientRegistry:
                 continue
             elif self.has_same_data(client, info):
                 back[client] = node
-            elif self.sites == (info.site is not None):
+            elif self.sites == (info.site is not None) or self.client_of(info) in self.keys:
                 changed[node] = client
         for node, client in changed.items():
             if client not in back:
@@ -368,7 +368,11 @@ def register_resumed_clients(discovery: NodeDiscovery, earlier: ClientRegistry) 
             break
     domains = [client.domain for client in earlier.federation.clients]
     unidentified = {domains[client] for client in missing if client in earlier.nodes}
-    unknown_nodes = sorted(discovery.infos.keys() - back.values())
+    unknown_nodes = sorted(
+        node
+        for node, info in discovery.infos.items()
+        if node not in back.values() and earlier.client_of(info) not in earlier.withdrawn
+    )
     sites = [discovery.infos[node].site for node in unknown_nodes]
     if any(site and site.domains[0] in unidentified for site in sites):
         raise ConfigError(

@@ -103,6 +103,7 @@ class Session:
         with _log_file(folder.path / LOG) as log:
             try:
                 self._introduce(setup, log)
+                folder.write_models(saved, self.config)
                 begun = saved or setup.trained
                 done = begun.server_round if begun else 0
                 progress.start(folder.path, done, folder.metrics.primary)

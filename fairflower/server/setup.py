@@ -405,6 +405,11 @@ def _register(
             "data set that is divided among clients, not to sites with their own data (domain "
             "in the node config). Remove these settings."
         )
+    if data.validated and not registry.federation.validation_sizes:
+        raise ConfigError(
+            "data.validation-fraction or data.validation-examples is set, but some clients "
+            "have no validation examples. Start their SuperNodes with this version of fairflower."
+        )
     return registry
 
 
