@@ -30,7 +30,11 @@ from fairflower.errors import ConfigError, DataError
 from fairflower.report import read_run
 from fairflower.server.checkpoint import resumed_config
 from fairflower.server.discovery import NodeDiscovery
-from fairflower.server.registration import NodeTracker, register_clients
+from fairflower.server.registration import (
+    NodeTracker,
+    register_clients,
+    register_resumed_clients,
+)
 from fairflower.server.session import Session
 from fairflower.server.setup import set_up
 
@@ -500,6 +504,22 @@ def test_a_restarted_site_with_different_data_is_ignored(
     with caplog.at_level("WARNING", logger="flwr.fairflower"):
         assert again(nodes, 1000, **{"data-dir": str(tmp_path / "other")})[1] == 1000
     assert "Node 7000 is ignored: Client 1 (b) has different data" in caplog.text
+
+
+def test_a_restarted_site_with_a_class_that_the_run_lacks_is_ignored(tmp_path: Path) -> None:
+    sites = [{"cat": 8, "dog": 8}, {"cat": 9, "dog": 7}, {"cat": 8, "fox": 8}]
+    farms = [image_site(tmp_path / str(k), classes) for k, classes in enumerate(sites)]
+    nodes = [{"domain": d, "data-dir": f} for d, f in zip("ab", farms, strict=False)]
+    settings = {"data.name": "images", "data.image-size": 8}
+    registry, there = register(nodes, **settings), grid(nodes)
+    del there.contexts[1000]
+    returned = {"domain": "a", "data-dir": str(farms[2])}
+    there.contexts[7000] = Context(1, 7000, returned, RecordDict(), {})
+    discovery = NodeDiscovery(there, 0.5, threading.Event(), settings_of(**settings))
+    NodeTracker(discovery, registry).locate()
+    assert registry.nodes[0] == 1000
+    with pytest.raises(ConfigError, match=r"Client 0 \(a\) has different data"):
+        register_resumed_clients(discovery, registry)
 
 
 def test_a_restarted_client_of_a_shared_data_set_needs_the_same_data(
