@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +135,15 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
-        # Long files first, so that no worker starts one of them at the end.
+        # Slow files, many of which wait for processes, alternate with files that only compute, of
+        # which there are more. Long files come first, so that no worker starts one at the end.
         size = Counter(item.path for item in items)
-        long = {item.path for item in items if "slow" in item.keywords}
-        items.sort(key=lambda item: (item.path not in long, -size[item.path]))
+        slow_files = {item.path for item in items if "slow" in item.keywords}
+        kinds: tuple[list[Path], list[Path]] = [], []
+        for path, _ in size.most_common():
+            kinds[path not in slow_files].append(path)
+        order = {path: k for k, path in enumerate(chain.from_iterable(zip_longest(*kinds)))}
+        items.sort(key=lambda item: order[item.path])
     nightly = config.getoption("--nightly")
     if not nightly:
         leave_a_few(items)
