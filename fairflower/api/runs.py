@@ -19,7 +19,7 @@ from rich.console import Console
 from fairflower.api.results import Result, Results
 from fairflower.config import ClientConfig, StrategyConfig
 from fairflower.config.methods import PARTS, Choice
-from fairflower.config.run import check_keys, refuse_keys
+from fairflower.config.run import check_keys, check_methods, refuse_keys
 from fairflower.config.settings import SHORT_NAMES
 from fairflower.config.text import (
     argument_to_key,
@@ -314,7 +314,8 @@ def _places(pattern: str | PathLike[str]) -> list[Path]:
 def settings_of(settings: SettingsLike | None) -> dict[str, Any]:
     """Return settings as flat run config keys; omit settings that are None.
 
-    An argument of a method may be None. Raises ``ConfigError`` for an unknown key.
+    An argument of a method may be None. Raises ``ConfigError`` for an unknown key, and for an
+    argument that a method named in ``settings`` does not have.
     """
     if settings is None:
         return {}
@@ -326,11 +327,13 @@ def settings_of(settings: SettingsLike | None) -> dict[str, Any]:
     else:
         flat = read_toml(str(settings))
     check_keys(flat)
-    return {
+    given = {
         key: _plain(key, value)
         for key, value in flat.items()
         if value is not None or is_argument(key)  # arguments may be None
     }
+    check_methods(given)
+    return given
 
 
 def settings_from_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import typer
 
 from fairflower.cli.terminal import friendly_errors
 from fairflower.config.methods import Choice
-from fairflower.config.run import check_keys, check_values, schema
+from fairflower.config.run import check_keys, check_methods, check_values, schema
 from fairflower.config.settings import SHORT_NAMES
 from fairflower.config.text import is_argument, parse_assignments, parse_float, read_toml
 from fairflower.errors import ConfigError
@@ -103,6 +103,7 @@ class ConfigOverrides:
         try:
             check_values(flat)
             check_keys(flat)
+            check_methods(flat)
         except ConfigError as error:
             raise ConfigError(f"{self.config}: {error}") from error
         return flat

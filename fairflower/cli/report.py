@@ -53,9 +53,9 @@ def report(
         ),
     ] = "",
     figures: Annotated[
-        Literal["", "pdf"],
+        Literal["pdf"] | None,
         typer.Option(metavar="pdf", help="pdf: also save each figure of the page as PDF."),
-    ] = "",
+    ] = None,
     summary: Annotated[
         Path | None,
         typer.Option(help="Also write the data for tables and verdicts to this .csv file."),

@@ -301,6 +301,13 @@ def check_keys(keys: Iterable[str]) -> None:
             raise ConfigError(unknown("run config key", key, default_values(), key_help()))
 
 
+def check_methods(flat: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` if a method that ``flat`` names lacks an argument that it sets."""
+    for kind in _METHODS:
+        if kind.KEY in flat:
+            kind.of(flat).check()
+
+
 def refuse_keys(keys: Container[str], otherwise: Mapping[str, str], what: str) -> None:
     """Raise ``ConfigError`` if ``keys`` has a key of ``otherwise``, which says what to do instead.
 

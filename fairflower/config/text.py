@@ -207,7 +207,8 @@ def unknown(
 
 def is_argument(key: str) -> bool:
     """Return whether a run config key is an argument of a strategy or client, by its table."""
-    return key.startswith(METHOD_TABLES) and not key.endswith(".name")
+    table, _, argument = key.partition(".")
+    return f"{table}." in METHOD_TABLES and argument not in ("", "name") and "." not in argument
 
 
 def shown(value: Any) -> str:

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 from fairflower.config import ClientConfig, DataConfig, RunConfig, StrategyConfig
 from fairflower.config.methods import Choice, DataSpec, MethodSpec
 from fairflower.config.run import COMPARED_TABLES, PROTECTION, check_tuned, data_key, method_key
-from fairflower.config.text import argument_to_key, counted, is_argument, key_to_argument, names_in
+from fairflower.config.text import (
+    argument_to_key,
+    counted,
+    is_argument,
+    key_to_argument,
+    names_in,
+    unknown,
+)
 from fairflower.errors import USER_ERRORS, ConfigError, quoted
 from fairflower.participation.availability import check_same_trace
 from fairflower.paths import file_name
@@ -80,7 +87,7 @@ def references_named(given: str | Iterable[str] | None) -> list[str]:
     if set(names) <= set(REFERENCES) and distinct and (names or given is None):
         return names
     expected = f"expected {' or '.join(REFERENCES)}, or both"
-    raise ConfigError(f"references {quoted(given)}: {expected}.")
+    raise ConfigError(f"references = {quoted(given)}: {expected}.")
 
 
 def single_run_config(
@@ -118,12 +125,12 @@ def _share(choices: Sequence[Choice], shared: Mapping[str, Any]) -> list[Choice]
     args = {
         key_to_argument(k.removeprefix(table)): v for k, v in shared.items() if k.startswith(table)
     }
-    for arg in args:
-        if not any(arg in choice.factory.arguments() for choice in choices):
+    known = {argument_to_key(arg) for choice in choices for arg in choice.factory.arguments()}
+    for key in map(argument_to_key, args):
+        if key not in known:
             methods = ", ".join(dict.fromkeys(choice.name for choice in choices))
-            raise ConfigError(
-                f"{table}{argument_to_key(arg)} is not an argument of {methods}. Remove it."
-            )
+            message = f"{table}{key} is not an argument of {methods}. Remove it."
+            raise ConfigError(unknown(f"argument of {methods}", key, known) if known else message)
     return [
         dataclasses.replace(
             choice,

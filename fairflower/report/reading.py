@@ -79,10 +79,16 @@ class ScoreHistory:
 
     def final(self, window: int = WINDOW) -> Vector:
         """Return values [K]: means over the tested rounds in `last`; NaN if there are none."""
-        values = self.values[self.last(window)]
-        counts = np.isfinite(values).sum(axis=0)
-        means = np.nansum(values, axis=0) / np.maximum(counts, 1)
-        return np.where(counts > 0, means, np.nan)
+        if window not in self._finals:  # the tables of a report ask hundreds of times
+            values = self.values[self.last(window)]
+            counts = np.isfinite(values).sum(axis=0)
+            means = np.nansum(values, axis=0) / np.maximum(counts, 1)
+            self._finals[window] = np.where(counts > 0, means, np.nan)
+        return self._finals[window].copy()
+
+    @cached_property
+    def _finals(self) -> dict[int, Vector]:
+        return {}
 
     def final_rounds(self, window: int = WINDOW) -> tuple[int, ...]:
         """Return the rounds over which `final` averages."""
