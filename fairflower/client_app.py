@@ -90,7 +90,8 @@ def trainer_of(context: Context, config: Mapping[str, Any]) -> Trainer:
     run = _settings(config)
     limit_threads(run.client_cpus)
     client_id, federation, data = _place(context, config, run)
-    if (split := config.get("split")) == "validation" or split == "train":
+    split = config.get("split")
+    if split == "validation" or split == "train":
         data = data.tested_on(split)
     fewest = int(context.node_config.get(FEWEST_EXAMPLES, 0))
     if len(data.train.y) < fewest:

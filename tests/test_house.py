@@ -24,7 +24,7 @@ BUDGETS = {
     "deploy": 1880,
     "engines": 1490,
     "exchanges": 720,
-    "models": 1840,
+    "models": 1850,
     "modules": 2120,
     "numerics": 1720,
     "participation": 310,
@@ -40,7 +40,7 @@ BUDGETS = {
     "tasks": 940,
     "testing": 1230,
     "trackers": 260,
-    "training": 2590,
+    "training": 2600,
 }
 
 

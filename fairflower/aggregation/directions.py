@@ -27,7 +27,8 @@ def with_absent_clients(
     Returns the cohort with M models, the round's K clients first, then absent clients by id; and
     the age of each update in rounds, shape (M,), 0 for the round's clients and at most ``oldest``.
     ``memory`` has the update of each client's parameters (`store_updates`), and ``last`` the round
-    in which the client was merged last (``FairStrategy.merged_rounds``).
+    in which the client was merged last (``FairStrategy.merged_rounds``, which ``aggregate_train``
+    notes: a strategy whose ``merge`` alone is called knows no absent clients).
     """
     age = {k: cohort.server_round - last.get(k, 0) for k in memory.keys() - set(cohort.client_ids)}
     absent = [k for k in sorted(age) if age[k] <= oldest]

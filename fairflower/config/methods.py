@@ -159,7 +159,7 @@ class ModelSpec(Spec):
 
     KEY = "model.name"
     REGISTRY = MODELS
-    REMEDY = "Correct its arguments or its code: it is called with (num_classes, shape)."
+    REMEDY = "Correct its arguments or its code; it is made with (num_classes, shape)."
 
     @property
     def known(self) -> bool:

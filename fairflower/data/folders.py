@@ -359,15 +359,15 @@ class OwnFiles(DataSet):
         for (domain, _), values in self._values.items():
             held.setdefault(domain, set()).update(map(str, set(values)))
         setting = f"data.groups = {self.config.groups!r}"
-        names = files.all_names(f"{setting}: the groups", held, "Change the values")
-        if len(names) > MAX_GROUPS:
-            problem = f"{setting}: found {len(names)} different values"
+        found = sorted(set().union(*held.values()))
+        if len(found) > MAX_GROUPS:
+            problem = f"{setting}: found {len(found)} different values"
             remedy = f"expected at most {MAX_GROUPS} groups. Store ranges of values instead."
             raise DataError(
-                f"{problem}, such as {', '.join(names[:3])}; {remedy}",
+                f"{problem}, such as {', '.join(found[:3])}; {remedy}",
                 public=f"{problem}; {remedy}",
             )
-        return names
+        return files.all_names(f"{setting}: the groups", held, "Change the values")
 
     def group_of(self, domain: str, split: str) -> Ints:
         return files.places(self._values[domain, split], self.group_names)

@@ -480,9 +480,9 @@ def apply_partitioner(data_set: DataSet, domain: str, train: Ints) -> tuple[list
 
     partitioner = data_set.partitioner()
     columns = {"label": train, **data_set.columns(domain, "train")}
-    tested = dict(data_set.columns(domain, "test"))
+    tested = data_set.columns(domain, "test")
     if tested:
-        tested["label"] = strata_of(data_set, labels_of(data_set, domain, "test"))
+        tested = {"label": strata_of(data_set, labels_of(data_set, domain, "test")), **tested}
         if odd := sorted(columns.keys() ^ tested.keys()):
             raise DataError(
                 f"Domain {domain!r}: only one of the splits has the column {odd[0]!r}. Return the "

@@ -259,7 +259,8 @@ def draw_anew(data_set: DataSet) -> None:
     """Let a data set draw its training and test examples with ``data.seed``, by ``data.redraw``.
 
     The examples of both splits of a domain are pooled, and as many test examples as before are
-    drawn: in each class, or by examples that stay together (`DataSet.units`).
+    drawn: in each class, or by examples that stay together (`DataSet.units`). A copy of the data
+    set keeps the published splits, so what the data set loads later is loaded twice.
     """
     config, splits = data_set.config, ("train", "test")
     if data_set.partitioner() is not None:

@@ -54,6 +54,12 @@ class TimmPromptViT(PromptViT):
     the image.
     """
 
+    def __init__(
+        self, vit: Any, num_classes: int, shape: tuple[int, int, int], gc_net: bool = True
+    ) -> None:
+        vit.hidden_dim = vit.embed_dim  # as torchvision calls it
+        super().__init__(vit, num_classes, shape, gc_net)
+
     def _class_token(self, x: Tensor, prompts: Tensor | None = None) -> Tensor:
         vit: Any = self.vit
         x = resized(as_rgb(x, "A ViT"), tuple(vit.patch_embed.img_size))
@@ -119,9 +125,7 @@ def prompt_timm(
             f"deit_*), but this is a {type(body).__name__}. Choose a Vision Transformer, or "
             f"model.name = 'timm:{name}'."
         )
-    vit: Any = body
-    vit.hidden_dim = vit.embed_dim  # as torchvision calls it
-    return TimmPromptViT(vit, num_classes, shape, gc_net)
+    return TimmPromptViT(body, num_classes, shape, gc_net)
 
 
 def vpt_timm(
@@ -235,6 +239,7 @@ class HFCausal(BodyClassifier):
         self.vocabulary = vocabulary
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map token ids, int64 [N, L], to logits, [N, L, vocabulary]."""
         logits: Tensor = self.body(**_inputs(x, self.pad), use_cache=False).logits
         pad, most = self.pad, self.vocabulary
         if pad:

@@ -110,10 +110,12 @@ class PromptViT(Classifier):
         return self.first_stage(x) if self.gc_net is None else self.type_prompt(x)
 
     def exchanged_arrays(self) -> dict[str, Tensor]:
+        """Return all arrays except the transformer's."""
         state = self.state_dict()
         return {name: array for name, array in state.items() if not name.startswith("vit.")}
 
     def train(self, mode: bool = True) -> PromptViT:
+        """Set the mode of all layers except the transformer, which stays in eval mode."""
         super().train(mode)
         self.vit.eval()
         return self

@@ -94,6 +94,7 @@ class MLP(Classifier):
         self.head = nn.Linear(hidden, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
+        """Map normalized features [N, D], or images [N, C, H, W], to [N, hidden]."""
         return self.layer2(self.layer1(x.flatten(1)).relu()).relu()
 
 

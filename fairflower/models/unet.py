@@ -32,6 +32,7 @@ class Segmenter(Model):
         raise NotImplementedError(f"{type(self).__name__}: define the method maps.")
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map normalized images [N, C, H, W] to logits [N, classes, H, W]."""
         height, width = x.shape[2:]
         right, below = -width % self.stride, -height % self.stride
         if right or below:

@@ -108,6 +108,7 @@ class ByExamples(Participation):
     """
 
     def choose(self, draw: Draw, losses: Mapping[int, float]) -> list[int]:
+        """Return the ids of the drawn clients, ascending."""
         return draw.weighted(draw.size)
 
 
@@ -129,6 +130,7 @@ class RoundRobin(Participation):
         self.last_chosen: dict[int, int] = {}
 
     def choose(self, draw: Draw, losses: Mapping[int, float]) -> list[int]:
+        """Return the ids of the clients that were selected longest ago, ascending."""
         order = sorted(draw.clients, key=lambda client: (self.last_chosen.get(client, 0), client))
         chosen = order[: draw.size]
         self.last_chosen |= dict.fromkeys(chosen, draw.server_round)

@@ -69,7 +69,8 @@ class Krum(FairStrategy):
         gram = cohort.gram()
         squares = gram.diagonal()[:, None] + gram.diagonal() - 2 * gram
         np.fill_diagonal(squares, 0)
-        near = max(1, len(cohort) - (f := self.liars(cohort)) - 2)
+        f = self.liars(cohort)
+        near = max(1, len(cohort) - f - 2)
         if self.f is None and not f and cohort.server_round == 1:
             text = "%s: among %d clients in a round none may lie (f = 0); f = 1 needs %d."
             logger.warning(text, type(self).__name__, len(cohort), self.PER_LIAR + 3)

@@ -250,7 +250,8 @@ class TableFolder(OwnFiles, DataSetOfFiles[Opened], FeatureSet):
         opened, name = self._open(domain), self._columns[setting]
         values = opened.frame[name][opened.test == (split == "test")]
         if lacking := int((values == "").sum()):
-            text = f"{lacking} rows have no {setting}. Add it, or remove the rows."
+            what = setting.removeprefix("data.")
+            text = f"{lacking} rows have no {what} ({setting}). Add it, or remove the rows."
             raise refused(self.source(domain), text)
         number = setting == "data.groups" and is_number(values, ".").all()
         if number and values.nunique() > MOST_CLASSES:

@@ -82,7 +82,7 @@ class Encoding:
         try:
             content: dict[str, Any] = json.loads(text)
             made = cls(tuple(map(column_of, content["columns"])), content["learnt"])
-        except (TypeError, KeyError, AttributeError) as error:
+        except (TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"the encoding cannot be read ({error!r})") from error
         conform(made, Encoding, "encoding")
         return made

@@ -62,7 +62,7 @@ class SiteTable:
                     for name, own in content[key].items()
                 }
             table = cls(**content)
-        except (TypeError, KeyError, AttributeError) as error:
+        except (TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"the description of a table cannot be read ({error!r})") from error
         conform(table, SiteTable, "the table")
         for name, own in (*table.sums.items(), *table.targets.items()):

@@ -283,7 +283,9 @@ class Trainer(TrainerSpec, Configurable):
 
     def represent(self, x: Tensor) -> Tensor:
         """Return the model's representations of a batch, [B, d]; see `Classifier.represent`."""
-        return require_classifier(self.model, "A representation").represent(x)
+        if not hasattr(self.model, "represent"):
+            require_classifier(self.model, "A representation")
+        return self.model.represent(x)  # type: ignore[operator]
 
     def test(self) -> dict[str, float]:
         """Test the model on the client's test examples; return ``eval_loss`` and `evaluate`."""

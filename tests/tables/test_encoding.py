@@ -112,10 +112,11 @@ def test_values_survive_json_and_damaged_ones_are_refused() -> None:
     assert SiteTable.from_json(table.to_json()) == table
     encoding = merged({"here": sums})
     assert Encoding.from_json(encoding.to_json()) == encoding
-    for text in ("[]", "{}", "{", encoding.to_json().replace('"std": 1.0', '"std": 0.0')):
+    deep = "[" * 100_000
+    for text in ("[]", "{}", "{", deep, encoding.to_json().replace('"std": 1.0', '"std": 0.0')):
         with pytest.raises(ValueError, match=r"encod|Expecting|std"):
             Encoding.from_json(text)
-    for text in ('{"sums": 3}', table.to_json().replace('"known": 1', '"known": -1', 1)):
+    for text in (deep, '{"sums": 3}', table.to_json().replace('"known": 1', '"known": -1', 1)):
         with pytest.raises(ValueError, match="table"):
             SiteTable.from_json(text)
 
