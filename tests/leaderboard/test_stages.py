@@ -126,7 +126,11 @@ def test_a_design_is_read_from_its_file(file: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("margin = 3.0", 'references = "alon"', "references = 'alon': expected alone or pooled, or"),
+        (
+            "margin = 3.0",
+            'references = "alon"',
+            "references = 'alon': expected alone or pooled, or",
+        ),
         ('screened = "', 'screened = "alone,', "'alone' is a reference.* Move it to references = "),
         ('reference = "uniform"', 'reference = "pooled"', "'pooled' is a reference, which is not"),
         ("points = 4", "poins = 4", "Unknown key 'poins'. Did you mean 'points'"),
