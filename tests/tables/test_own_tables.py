@@ -239,7 +239,7 @@ def _every_fifth(n: int) -> Any:
         ({}, {"features": "sice"}, "Did you mean 'size'|Unknown column 'sice'"),
         ({}, {"features": "disease"}, "data.features names 'disease'"),
         ({}, {"target": "", "time": "size", "event": "disease"}, "needs data.task = survival"),
-        ({"who": ["a"] * 39 + [""]}, {"patient": "who"}, "1 rows have no data.patient"),
+        ({"who": ["a"] * 39 + [""]}, {"patient": "who"}, "1 rows have no patient"),
         (
             {"who": ["a", "b"] * 20, "part": ["train"] * 20 + ["test"] * 20},
             {"patient": "who", "split": "part"},
