@@ -1,5 +1,7 @@
 """Toy federations for tests: real messages, strategies and trainers, in a few milliseconds."""
 
+import copy
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,6 +42,11 @@ class TinyModel(Classifier):
 
 def tiny_model(seed: int = 0) -> TinyModel:
     """Make a `TinyModel` whose weights depend only on the seed."""
+    return copy.deepcopy(_tiny_model(seed))  # threads would draw the weights from one generator
+
+
+@functools.cache
+def _tiny_model(seed: int) -> TinyModel:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return TinyModel()
