@@ -81,18 +81,18 @@ def load(run: Path) -> Checkpoint | None:
             arrays, facts = read_arrays(path)
             for name, size in facts["sizes"].items():
                 _check_begins_as(run / name, size, facts["digests"][name], path.name)
-        except DamagedFile as error:
-            problems.append(str(error))
-            logger.warning("%s Trying the previous checkpoint.", error)
-            continue
-        return Checkpoint(
-            server_round=facts["round"],
-            model=_part(arrays, "model/"),
-            state=_part(arrays, "state/"),
-            best_round=facts["best"],
-            best=_part(arrays, "best/"),
-            **{name: facts[name] for name in ("seconds", "sizes", "config")},
-        )
+            return Checkpoint(
+                server_round=facts["round"],
+                model=_part(arrays, "model/"),
+                state=_part(arrays, "state/"),
+                best_round=facts["best"],
+                best=_part(arrays, "best/"),
+                **{name: facts[name] for name in ("seconds", "sizes", "config")},
+            )
+        except (DamagedFile, KeyError) as error:
+            lacking = f"{path} has no {error}: an earlier version of fairflower has written it."
+            problems.append(lacking if isinstance(error, KeyError) else str(error))
+            logger.warning("%s Trying the previous checkpoint.", problems[-1])
     if problems:
         listed = "".join(f"\n  {problem}" for problem in problems)
         raise ConfigError(f"All checkpoints of {run} are unusable. Start a new run.{listed}")

@@ -126,6 +126,17 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path, caplog):
         checkpoint.load(tmp_path)
 
 
+def test_a_checkpoint_of_an_earlier_version_is_skipped_with_a_warning(tmp_path, caplog):
+    for server_round in (4, 5):
+        checkpoint.save(tmp_path, make_checkpoint(server_round), keep=2)
+    newest, _ = sorted((tmp_path / "checkpoints").iterdir(), reverse=True)
+    arrays, facts = read_arrays(newest)
+    write_arrays(newest, arrays, {name: value for name, value in facts.items() if name != "best"})
+    with caplog.at_level("WARNING", logger="flwr.fairflower"):
+        assert checkpoint.load(tmp_path).server_round == 4
+    assert f"{newest} has no 'best': an earlier version of fairflower has written it" in caplog.text
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_strategy_restored_from_checkpoints_computes_the_same_rounds(name, tmp_path):
     def make():
