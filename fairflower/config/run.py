@@ -176,6 +176,11 @@ class RunConfig:
         return strategy if client in PLAIN_CLIENTS else f"{client}+{strategy}"
 
     @property
+    def gpus_of_client(self) -> float:
+        """``client-gpus`` as a number: 0 for "auto", which is replaced where it is measured."""
+        return 0.0 if isinstance(self.client_gpus, str) else self.client_gpus
+
+    @property
     def reference(self) -> str:
         """The strategy's name if the run is a reference, ``alone`` or ``pooled``; else empty."""
         return self.strategy.name if self.strategy.name in REFERENCES else ""

@@ -118,8 +118,7 @@ def simulate(
     settings = dict(run_config or {})
     context = Context(RUN_ID, SERVER_NODE, {}, RecordDict(), settings)
     if config.engine == "flower":
-        client_gpus = 0.0 if isinstance(config.client_gpus, str) else config.client_gpus
-        granted = {"num_cpus": config.client_cpus, "num_gpus": client_gpus}
+        granted = {"num_cpus": config.client_cpus, "num_gpus": config.gpus_of_client}
         _run_by_flower(server_app, client_app, num_supernodes, num_cpus, granted, settings)
         return context
     grid: InlineGrid

@@ -88,7 +88,6 @@ class RayGrid(inline.InlineGrid):
     ) -> None:
         super().__init__(client_app, num_supernodes, run_config)
         self._config, address, each = config, config.ray_address, config.client_cpus
-        client_gpus = 0.0 if isinstance(config.client_gpus, str) else config.client_gpus
         most = config.workers or (num_supernodes if address else cpus() // each)
         most = min(most, num_supernodes)
         with keeping_signals():
@@ -108,7 +107,7 @@ class RayGrid(inline.InlineGrid):
             folder = "" if address else os.getcwd()
             arguments = ray.put(_pickled_app(client_app)), sys.path, shared, folder
             self._here = ray.get_runtime_context().get_node_id()
-            nodes = RayNodes(ray, each, client_gpus, prepare, cluster=bool(address))
+            nodes = RayNodes(ray, each, config.gpus_of_client, prepare, bool(address))
             self._workers = Workers(ray, Actor, arguments, most, nodes)
         except BaseException:
             self.close()

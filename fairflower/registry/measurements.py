@@ -170,6 +170,14 @@ def load_measurement(name: str) -> Any:
     return function
 
 
+def check_scalar(metric: str, example: str) -> None:
+    """Raise ``ValueError`` if a name is empty or that of a vector."""
+    if not metric or MEASUREMENTS.assumed(metric).shape != "number":
+        raise ValueError(
+            f"metric = {metric!r}: expected the name of a scalar metric, for example {example!r}."
+        )
+
+
 def range_of(metric: str) -> tuple[float, float]:
     """Return the range of a metric: that of a built-in measurement, or 0 to 1 for accuracies.
 

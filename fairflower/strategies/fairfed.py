@@ -7,7 +7,7 @@ import numpy as np
 
 from fairflower.numerics.group_fairness import COUNTS, DIFFERENCES, GroupMetric, accuracy
 from fairflower.numerics.simplex import current_weights, store_weights
-from fairflower.registry.measurements import MEASUREMENTS
+from fairflower.registry.measurements import check_scalar
 from fairflower.strategies.base import Cohort, FairStrategy, Options, Range, Search, Vector
 
 
@@ -131,11 +131,3 @@ class FairFed(FairStrategy):
                 f"strategy.metric = {self.metric!r} compares groups of people, but data.groups is "
                 "empty. Set data.groups to a sensitive attribute of the data, such as sex."
             )
-
-
-def check_scalar(metric: str, example: str) -> None:
-    """Raise ``ValueError`` if a name is empty or that of a vector."""
-    if not metric or MEASUREMENTS.assumed(metric).shape != "number":
-        raise ValueError(
-            f"metric = {metric!r}: expected the name of a scalar metric, for example {example!r}."
-        )

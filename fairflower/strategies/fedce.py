@@ -4,8 +4,8 @@ from typing import ClassVar, Literal, Unpack
 
 import numpy as np
 
+from fairflower.registry.measurements import check_scalar
 from fairflower.strategies.base import Cohort, FairStrategy, Options, Vector
-from fairflower.strategies.fairfed import check_scalar
 
 #: Lower bound on a contribution (as in NVFlare), so that rounding errors do not decide weights.
 FLOOR = 1e-6

@@ -220,12 +220,12 @@ def legend(figure: Figure, *axes: Axes) -> None:
             label: mark for mark, label in zip(*panel.get_legend_handles_labels(), strict=True)
         }
     if len(shown) > 1:
-        rows = key(figure, shown)
+        rows = legend_of(figure, shown)
         # The figure has room for two rows. More rows would shrink the panels.
         figure.set_figheight(figure.get_figheight() + 0.21 * max(0, rows - 2))
 
 
-def key(
+def legend_of(
     figure: Figure, marks: Mapping[str, Any], place: Any = "outside lower center", room: float = 0.6
 ) -> int:
     """Draw a legend of marks by label, and return its number of rows.

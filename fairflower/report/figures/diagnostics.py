@@ -377,9 +377,9 @@ def _maps(method: Method, history: ClusterHistory, domains: LineStyles, suffix: 
         return Line2D([], [], color=color, marker=marker, linestyle="", markersize=6)
 
     of_types = {domain: dot(domains[domain].color, "o") for domain in types}
-    canvas.key(sheet, of_types, "outside upper left", room=0.5)
+    canvas.legend_of(sheet, of_types, "outside upper left", room=0.5)
     of_clusters = {f"cluster {name:.0f}": dot(canvas.GRAY, m) for name, m in markers.items()}
-    canvas.key(sheet, of_clusters, room=0.5)
+    canvas.legend_of(sheet, of_clusters, room=0.5)
     end = chosen[-1]
     return FigureDraft(
         f"clients-map{suffix}",

@@ -55,7 +55,7 @@ def _masks(run: Run, arrays: Arrays, facts: Facts, color: str) -> tuple[Figure, 
         panel.spines[:].set_visible(False)
     classes = dict(enumerate(run.info.get("classes", ()))) | {255: "unknown"}
     names_of = {c: classes.get(c, f"class {c}") for c in np.unique(masks).tolist()}
-    canvas.key(sheet, {label: Patch(color=_PALETTE[c]) for c, label in names_of.items()})
+    canvas.legend_of(sheet, {label: Patch(color=_PALETTE[c]) for c, label in names_of.items()})
     title = f"test images of {facts['domains'][0]}, its worst domain"
     caption = f"{len(names)} of its images in the order of their {run.primary.stated}."
     return sheet, title, caption, f"Images, true and predicted masks: {', '.join(names)}."
